@@ -1,0 +1,277 @@
+"""What kvlens knows about an engine, a request, a lookup, a store and a load.
+
+Plain data: the connector builds it, OTLP carries it as JSON, the dashboard
+stores it. Times are Unix seconds (float), durations seconds, sizes bytes,
+boundaries and counts of tokens are tokens counted from the prompt's start.
+Neither prompt text nor token ids nor whole block hashes are ever part of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvlens.telemetry import semconv
+
+Range = tuple[int, int]
+"""``(first, last)``, inclusive, of chunk indexes."""
+
+
+class Struct(msgspec.Struct, kw_only=True):
+    """Base of all records: keyword-only, every field always written, unknown ones ignored."""
+
+
+class GroupLayout(Struct):
+    """One KV-cache group as the offload connector sees it."""
+
+    kv_group: int
+    group_kind: str
+    tokens_per_block: int
+    tokens_per_chunk: int
+    window: int | None = None
+    """Sliding window in tokens, None for other kinds."""
+    extra_retained: int = 0
+    """Tokens retained beyond the window (vLLM's ``extra_retained_tokens``)."""
+    attention_chunk: int | None = None
+    """Size of a local-attention chunk in tokens, None for other kinds."""
+    drafter: bool = False
+    """Annotated in ``kv_cache_groups`` as holding drafter layers."""
+    drafter_used: bool = False
+    """Treated by the connector as a drafter group: its last chunk is popped."""
+
+
+class Layout(Struct):
+    """All offloaded groups, in group order, and what they share."""
+
+    groups: list[GroupLayout]
+    tokens_per_hash: int
+    blocks_per_chunk: int = 1
+    partial_tail: bool = False
+    """Whether this vLLM and layout serve a partial last block."""
+
+    def by_group(self) -> dict[int, GroupLayout]:
+        """Groups by ``kv_group``."""
+        return {group.kv_group: group for group in self.groups}
+
+    @property
+    def largest_chunk(self) -> int:
+        """Tokens of the coarsest group's chunk."""
+        return max(group.tokens_per_chunk for group in self.groups)
+
+
+class Correction(Struct):
+    """State of one correction on this engine."""
+
+    name: str
+    state: str
+    """``active``, ``not_needed``, ``off`` or ``unknown``."""
+    reason: str = ""
+
+
+class EngineInfo(Struct):
+    """One incarnation of one engine; rides on every span's resource."""
+
+    engine_id: str
+    incarnation_id: str
+    model: str
+    started_at: float
+    kvlens_version: str
+    vllm_version: str
+    layout: Layout
+    lookup: str = "corrected"
+    corrections: list[Correction] = []
+    dp_rank: int = 0
+    host: str = ""
+    block_drop: bool = False
+    """Whether speculative decoding drops the volatile last block."""
+    capacity_chunks: int | None = None
+    offload_prompt_only: bool = True
+    store_threshold: int = 0
+    schema_version: int = semconv.SCHEMA_VERSION
+
+
+class GroupLookup(Struct):
+    """One query of one group within a lookup; ``pass_number`` 0 = never asked."""
+
+    kv_group: int
+    group_kind: str
+    tokens_per_chunk: int
+    drafter: bool = False
+    """Treated as a drafter group in this lookup."""
+    start_chunk: int = 0
+    width: int = 0
+    raw_hits: int | None = None
+    """Hits before the pop; None when the backend deferred."""
+    popped: int = 0
+    boundary: int = 0
+    """Boundary confirmed after this query, in tokens."""
+    pass_number: int = 0
+    resident: list[Range] = []
+    """Resident chunks of this group when the lookup ran."""
+    truncated: bool = False
+    state_chunk: int | None = None
+    """Recurrent groups, when served: index of the chunk whose state is loaded."""
+
+
+class Lookup(Struct):
+    """One answered lookup, or a run of identical deferred ones."""
+
+    time: float
+    seconds: float
+    local_tokens: int
+    num_tokens: int
+    attempt: int
+    exit: str
+    result: int | None = None
+    """Tokens answered beyond the local ones; None when deferred."""
+    last_time: float | None = None
+    count: int = 1
+    groups: list[GroupLookup] = []
+    vetoing_group: int | None = None
+
+
+class GroupChunks(Struct):
+    """Chunk counts of one group in a store or a load."""
+
+    kv_group: int
+    offered: int = 0
+    stored: int = 0
+    held_back: int = 0
+    refused: int = 0
+    already: int = 0
+    excluded: int = 0
+    loaded: int = 0
+
+
+class Store(Struct):
+    """One store decision and, if something was stored, its job."""
+
+    time: float
+    job_id: int | None = None
+    groups: list[GroupChunks] = []
+    evictions: int = 0
+    refused: bool = False
+    completed_at: float | None = None
+    bytes: int | None = None
+    transfer_seconds: float | None = None
+
+
+class Load(Struct):
+    """One load job of an admitted request."""
+
+    job_id: int
+    time: float
+    groups: list[GroupChunks] = []
+    completed_at: float | None = None
+    latency: float | None = None
+    """From allocation until the scheduler saw it finished."""
+    bytes: int | None = None
+    transfer_seconds: float | None = None
+    synchronous: bool = False
+
+
+class RequestRecord(Struct):
+    """Everything known about one finished request."""
+
+    request_id: str
+    """The client's id (``gen_ai.request.id`` of vLLM's ``llm_request`` span)."""
+    internal_request_id: str
+    engine_id: str
+    incarnation_id: str
+    model: str
+    arrival_time: float
+    finish_time: float
+    prompt_tokens: int
+    verdict: str
+    schema_version: int = semconv.SCHEMA_VERSION
+    dp_rank: int = 0
+    trace_id: str = ""
+    span_id: str = ""
+    parent_span_id: str = ""
+    local_tokens: int = 0
+    served_tokens: int = 0
+    servable_tokens: int = 0
+    expected_tokens: int = 0
+    lost_tokens: int = 0
+    lost_at_lookup: int = 0
+    lost_at_store: int = 0
+    cause: str | None = None
+    causes: list[str] = []
+    """All equally small explanations; the first is ``cause``."""
+    confidence: str = str(semconv.Confidence.CERTAIN)
+    vetoing_group: int | None = None
+    summary: str = ""
+    """One sentence that says what happened, with the numbers."""
+    evidence: dict[str, Any] = {}
+    next_step: str = ""
+    lookups: list[Lookup] = []
+    stores: list[Store] = []
+    loads: list[Load] = []
+    deferral_seconds: float = 0.0
+    output_tokens: int = 0
+    finish_reason: str = ""
+    preemptions: int = 0
+    sampling_probability: float = 1.0
+    truncated: bool = False
+    """Details were dropped to keep the JSON within its limit."""
+
+    @property
+    def eligible_tokens(self) -> int:
+        """Tokens this request could have got from the offload tier."""
+        return max(self.expected_tokens, self.servable_tokens)
+
+
+_encoder = msgspec.json.Encoder()
+_record_decoder = msgspec.json.Decoder(RequestRecord)
+_engine_decoder = msgspec.json.Decoder(EngineInfo)
+
+
+class RecordError(ValueError):
+    """A record that cannot be read; the message says what is wrong with it."""
+
+
+def encode(record: RequestRecord | EngineInfo) -> str:
+    """Encode as compact JSON text."""
+    return _encoder.encode(record).decode()
+
+
+def encode_bounded(record: RequestRecord, limit: int = semconv.RECORD_MAX_BYTES) -> str:
+    """Encode within ``limit`` bytes, dropping detail from the middle if needed.
+
+    The totals, the verdict and the last lookup are always kept.
+    """
+    data = _encoder.encode(record)
+    if len(data) <= limit:
+        return data.decode()
+    slim = msgspec.structs.replace(record, truncated=True, stores=[], loads=record.loads[:4])
+    for keep in (8, 2, 1):
+        slim = msgspec.structs.replace(slim, lookups=slim.lookups[-keep:])
+        data = _encoder.encode(slim)
+        if len(data) <= limit:
+            return data.decode()
+    slim = msgspec.structs.replace(slim, lookups=[], evidence={})
+    return _encoder.encode(slim).decode()
+
+
+def decode_record(data: str | bytes) -> RequestRecord:
+    """Decode a RequestRecord; raises :class:`RecordError`."""
+    return _checked(_record_decoder, data, "record")
+
+
+def decode_engine(data: str | bytes) -> EngineInfo:
+    """Decode an EngineInfo; raises :class:`RecordError`."""
+    return _checked(_engine_decoder, data, "engine")
+
+
+def _checked(decoder: msgspec.json.Decoder[Any], data: str | bytes, what: str) -> Any:
+    try:
+        value = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise RecordError(f"not a kvlens {what}: {error}") from error
+    if value.schema_version > semconv.SCHEMA_VERSION:
+        raise RecordError(
+            f"kvlens {what} has schema version {value.schema_version}, this program reads up to "
+            f"{semconv.SCHEMA_VERSION}: upgrade kvlens here"
+        )
+    return value

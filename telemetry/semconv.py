@@ -1,0 +1,362 @@
+"""Every metric, label, span, attribute, unit and bucket that kvlens publishes.
+
+No other module spells one of these names. Metrics follow Prometheus' naming
+(base units, ``_total`` for counters, no colon, so that a name is the same in
+the text and the OpenMetrics exposition); spans and attributes follow
+OpenTelemetry's (``kvlens.*``, lower case, dots between name spaces).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Literal
+
+SCHEMA_VERSION: Final = 1
+"""Version of the JSON in :data:`ATTR_RECORD` and :data:`ATTR_ENGINE`."""
+
+
+class _Str(str, Enum):
+    """A string enum whose members print as their value (StrEnum needs 3.11)."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class GroupKind(_Str):
+    """Kind of a KV-cache group."""
+
+    FULL_ATTENTION = "full_attention"
+    SLIDING_WINDOW = "sliding_window"
+    CHUNKED_LOCAL = "chunked_local"
+    MAMBA = "mamba"
+
+
+class Exit(_Str):
+    """How one lookup ended; exactly one per lookup."""
+
+    SERVED = "served"
+    PARTIAL_TAIL = "partial_tail"
+    COVERED = "covered"
+    MISS = "miss"
+    VETOED = "vetoed"
+    POPPED_OUT = "popped_out"
+    BELOW_CHUNK = "below_chunk"
+    DEFERRED_BACKEND = "deferred_backend"
+    DEFERRED_LOADING = "deferred_loading"
+    DEFERRED_TRANSFER = "deferred_transfer"
+    SKIPPED = "skipped"
+    NOT_ADMITTED = "not_admitted"
+    OTHER_CONNECTOR = "other_connector"
+
+
+DEFERRED_EXITS: Final = frozenset(
+    {Exit.DEFERRED_BACKEND, Exit.DEFERRED_LOADING, Exit.DEFERRED_TRANSFER}
+)
+
+
+class Verdict(_Str):
+    """What became of a request's reusable tokens; exactly one per request."""
+
+    FULL = "full"
+    PARTIAL = "partial"
+    LOST = "lost"
+    LOCAL = "local"
+    COLD = "cold"
+    EVICTED = "evicted"
+    UNSTORED = "unstored"
+    STALLED = "stalled"
+    UNSAFE = "unsafe"
+    SKIPPED = "skipped"
+
+
+QUIET_VERDICTS: Final = frozenset({Verdict.FULL, Verdict.LOCAL, Verdict.COLD})
+"""Verdicts that sampling may drop; all others are always kept."""
+
+
+class Cause(_Str):
+    """The smallest change that would have changed the result."""
+
+    DRAFTER_FALLBACK = "drafter_fallback"
+    POP_WITHOUT_WIDENING = "pop_without_widening"
+    WINDOW_VETO = "window_veto"
+    CHUNK_GRANULARITY = "chunk_granularity"
+    STORE_GAP = "store_gap"
+    TAIL_HELD_BACK = "tail_held_back"
+    ALLOCATION_FAILURE = "allocation_failure"
+    CAPACITY = "capacity"
+    POLICY = "policy"
+    HASH_SEED = "hash_seed"
+    PENDING_STORE = "pending_store"
+    RETRY_STALL = "retry_stall"
+    MISALIGNED_STATE = "misaligned_state"
+    UNWRITTEN_SLOT = "unwritten_slot"
+    NOT_ATTRIBUTABLE = "not_attributable"
+
+
+class Confidence(_Str):
+    """How sure a verdict is of its cause."""
+
+    CERTAIN = "certain"
+    LIKELY = "likely"
+    GUESS = "guess"
+
+
+class IncidentKind(_Str):
+    """What a detector can report (design, section 7)."""
+
+    ZERO_HIT = "zero_hit"
+    LOST_HITS = "lost_hits"
+    STORE_GAPS = "store_gaps"
+    CAPACITY_THRASH = "capacity_thrash"
+    DEFERRAL_STALL = "deferral_stall"
+    SLOW_RELOAD = "slow_reload"
+    STORE_FAILURES = "store_failures"
+    UNSAFE_BOUNDARY = "unsafe_boundary"
+    TELEMETRY_LOST = "telemetry_lost"
+    VERSION_REGRESSION = "version_regression"
+
+
+class Severity(_Str):
+    """Severity of an incident."""
+
+    CRITICAL = "critical"
+    WARNING = "warning"
+
+
+# --- labels -----------------------------------------------------------------
+LABEL_MODEL: Final = "model_name"
+LABEL_ENGINE: Final = "engine"
+LABEL_GROUP: Final = "kv_group"
+LABEL_KIND: Final = "group_kind"
+LABEL_EXIT: Final = "exit"
+LABEL_VERDICT: Final = "verdict"
+LABEL_CAUSE: Final = "cause"
+LABEL_DIRECTION: Final = "direction"
+GROUP_LABELS: Final = (LABEL_GROUP, LABEL_KIND)
+
+DIRECTION_STORE: Final = "store"
+DIRECTION_LOAD: Final = "load"
+
+# --- metrics ----------------------------------------------------------------
+MetricType = Literal["counter", "gauge", "histogram"]
+
+CHUNK_BUCKETS: Final = (0.0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096, 16384)
+LOOKUP_BUCKETS: Final = (
+    1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1,
+)  # fmt: skip
+TRANSFER_BUCKETS: Final = (
+    1e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
+)  # fmt: skip
+DEFERRAL_BUCKETS: Final = (1e-3, 1e-2, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One published metric.
+
+    ``labels`` come after vLLM's own ``model_name`` and ``engine``. ``values``
+    gives, per label, the closed set of values whose children are created at 0;
+    an empty tuple means that they are known only once the engine reports its
+    KV-cache groups.
+    """
+
+    name: str
+    type: MetricType
+    help: str
+    unit: str
+    labels: tuple[str, ...] = ()
+    values: tuple[tuple[str, ...], ...] = ()
+    buckets: tuple[float, ...] | None = None
+
+    @property
+    def exposed_name(self) -> str:
+        """Name in the exposition: counters get ``_total`` from the client."""
+        return f"{self.name}_total" if self.type == "counter" else self.name
+
+
+def _group(name: str, type_: MetricType, help_: str, unit: str) -> Metric:
+    buckets = CHUNK_BUCKETS if type_ == "histogram" else None
+    return Metric(name, type_, help_, unit, GROUP_LABELS, (), buckets)
+
+
+def _closed(enum: type[_Str]) -> tuple[str, ...]:
+    return tuple(str(member) for member in enum)
+
+
+LOOKUPS: Final = Metric(
+    "kvlens_lookups", "counter", "Offload lookups by how they ended.", "{lookup}",
+    (LABEL_EXIT,), (_closed(Exit),),
+)  # fmt: skip
+REQUESTS: Final = Metric(
+    "kvlens_requests", "counter", "Finished requests by verdict.", "{request}",
+    (LABEL_VERDICT,), (_closed(Verdict),),
+)  # fmt: skip
+POPS: Final = _group(
+    "kvlens_pops", "counter", "Volatile trailing chunks popped from drafter groups.", "{chunk}"
+)
+STORED_CHUNKS: Final = _group(
+    "kvlens_stored_chunks", "counter", "Chunks whose store to the offload tier completed.",
+    "{chunk}",
+)  # fmt: skip
+SERVED_CHUNKS: Final = _group(
+    "kvlens_served_chunks", "counter", "Chunks loaded back for admitted requests.", "{chunk}"
+)
+HELD_BACK_CHUNKS: Final = _group(
+    "kvlens_held_back_chunks", "counter",
+    "Complete chunks that were never offered to the offload tier when their request finished.",
+    "{chunk}",
+)  # fmt: skip
+REFUSED_CHUNKS: Final = _group(
+    "kvlens_refused_chunks", "counter", "Chunks that the offload tier refused to store.",
+    "{chunk}",
+)  # fmt: skip
+EVICTED_CHUNKS: Final = _group(
+    "kvlens_evicted_chunks", "counter", "Chunks evicted from the offload tier to make room.",
+    "{chunk}",
+)  # fmt: skip
+EXPECTED_TOKENS: Final = Metric(
+    "kvlens_expected_tokens", "counter",
+    "Tokens that offloading should have served had every computed chunk been stored and kept.",
+    "{token}",
+)  # fmt: skip
+SERVABLE_TOKENS: Final = Metric(
+    "kvlens_servable_tokens", "counter",
+    "Tokens that were resident and servable at the lookup.", "{token}",
+)  # fmt: skip
+SERVED_TOKENS: Final = Metric(
+    "kvlens_served_tokens", "counter", "Tokens loaded from the offload tier.", "{token}"
+)
+LOST_TOKENS: Final = Metric(
+    "kvlens_lost_tokens", "counter", "Tokens recomputed that should have been served, by cause.",
+    "{token}", (LABEL_CAUSE,), (_closed(Cause),),
+)  # fmt: skip
+VETOES: Final = _group(
+    "kvlens_vetoes", "counter", "Lookups that this group brought to zero.", "{lookup}"
+)
+OBSERVER_ERRORS: Final = Metric(
+    "kvlens_observer_errors", "counter",
+    "Errors inside kvlens that were contained; serving was not affected.", "{error}",
+)  # fmt: skip
+DROPPED_FACTS: Final = Metric(
+    "kvlens_dropped_facts", "counter", "Facts dropped because the queue was full.", "{fact}"
+)
+DROPPED_SPANS: Final = Metric(
+    "kvlens_dropped_spans", "counter",
+    "Spans dropped because the OTLP endpoint did not take them in time.", "{span}",
+)  # fmt: skip
+LOOKUP_WIDTH: Final = _group(
+    "kvlens_lookup_width_chunks", "histogram", "Chunks queried of a group in one lookup.",
+    "{chunk}",
+)  # fmt: skip
+LOOKUP_HITS: Final = _group(
+    "kvlens_lookup_hit_chunks", "histogram", "Chunks found before the pop in one lookup.",
+    "{chunk}",
+)  # fmt: skip
+LOOKUP_SECONDS: Final = Metric(
+    "kvlens_lookup_seconds", "histogram", "Time of one offload lookup on the scheduler thread.",
+    "s", (), (), LOOKUP_BUCKETS,
+)  # fmt: skip
+RELOAD_LATENCY: Final = Metric(
+    "kvlens_reload_latency_seconds", "histogram",
+    "From allocation until the scheduler saw the load finished.", "s", (), (), TRANSFER_BUCKETS,
+)  # fmt: skip
+TRANSFER_SECONDS: Final = Metric(
+    "kvlens_transfer_seconds", "histogram", "Device transfer time of one job.", "s",
+    (LABEL_DIRECTION,), ((DIRECTION_STORE, DIRECTION_LOAD),), TRANSFER_BUCKETS,
+)  # fmt: skip
+DEFERRAL_SECONDS: Final = Metric(
+    "kvlens_deferral_seconds", "histogram",
+    "From a request's first deferred lookup until a lookup was answered.", "s", (), (),
+    DEFERRAL_BUCKETS,
+)  # fmt: skip
+RESIDENT_CHUNKS: Final = _group(
+    "kvlens_resident_chunks", "gauge", "Chunks resident in the offload tier.", "{chunk}"
+)
+CAPACITY_CHUNKS: Final = Metric(
+    "kvlens_capacity_chunks", "gauge", "Chunks that the offload tier can hold.", "{chunk}"
+)
+DEFERRED_REQUESTS: Final = Metric(
+    "kvlens_deferred_requests", "gauge", "Requests whose lookup is deferred now.", "{request}"
+)
+INFO: Final = Metric(
+    "kvlens_info", "gauge", "Versions and configuration of this engine's connector.", "1",
+    ("version", "vllm_version", "lookup", "corrections", "layout", "drafter_groups"),
+)  # fmt: skip
+GROUP_INFO: Final = Metric(
+    "kvlens_group_info", "gauge", "KV-cache groups of this engine.", "1", GROUP_LABELS
+)
+
+METRICS: Final[tuple[Metric, ...]] = (
+    LOOKUPS, REQUESTS, POPS, STORED_CHUNKS, SERVED_CHUNKS, HELD_BACK_CHUNKS, REFUSED_CHUNKS,
+    EVICTED_CHUNKS, EXPECTED_TOKENS, SERVABLE_TOKENS, SERVED_TOKENS, LOST_TOKENS, VETOES,
+    OBSERVER_ERRORS, DROPPED_FACTS, DROPPED_SPANS, LOOKUP_WIDTH, LOOKUP_HITS, LOOKUP_SECONDS,
+    RELOAD_LATENCY, TRANSFER_SECONDS, DEFERRAL_SECONDS, RESIDENT_CHUNKS, CAPACITY_CHUNKS,
+    DEFERRED_REQUESTS, INFO, GROUP_INFO,
+)  # fmt: skip
+METRICS_BY_NAME: Final = {metric.name: metric for metric in METRICS}
+
+# --- spans ------------------------------------------------------------------
+SCOPE_NAME: Final = "kvlens"
+SERVICE_NAME: Final = "kvlens"
+
+SPAN_ENGINE: Final = "kv_offload.engine"
+"""Sent once when an engine's connector starts and once when it stops."""
+SPAN_REQUEST: Final = "kv_offload.request"
+SPAN_LOOKUP: Final = "kv_offload.lookup"
+SPAN_LOAD: Final = "kv_offload.load"
+SPAN_STORE: Final = "kv_offload.store"
+SPAN_DEFERRAL: Final = "kv_offload.deferral"
+
+# Resource attributes
+ATTR_ENGINE: Final = "kvlens.engine"
+"""EngineInfo as JSON (see ``records.EngineInfo``)."""
+ATTR_SERVICE_NAME: Final = "service.name"
+ATTR_SERVICE_VERSION: Final = "service.version"
+ATTR_SERVICE_INSTANCE: Final = "service.instance.id"
+
+# Span attributes
+ATTR_RECORD: Final = "kvlens.record"
+"""RequestRecord as compact JSON, at most :data:`RECORD_MAX_BYTES`."""
+ATTR_ENGINE_STATE: Final = "kvlens.engine.state"
+ENGINE_STARTED: Final = "started"
+ENGINE_STOPPED: Final = "stopped"
+ATTR_GEN_AI_REQUEST_ID: Final = "gen_ai.request.id"
+ATTR_GEN_AI_MODEL: Final = "gen_ai.request.model"
+ATTR_VERDICT: Final = "kvlens.verdict"
+ATTR_CAUSE: Final = "kvlens.cause"
+ATTR_CONFIDENCE: Final = "kvlens.confidence"
+ATTR_EXIT: Final = "kvlens.lookup.exit"
+ATTR_PROMPT_TOKENS: Final = "kvlens.tokens.prompt"
+ATTR_LOCAL_TOKENS: Final = "kvlens.tokens.local"
+ATTR_SERVED_TOKENS: Final = "kvlens.tokens.served"
+ATTR_SERVABLE_TOKENS: Final = "kvlens.tokens.servable"
+ATTR_EXPECTED_TOKENS: Final = "kvlens.tokens.expected"
+ATTR_LOST_TOKENS: Final = "kvlens.tokens.lost"
+ATTR_VETOING_GROUP: Final = "kvlens.vetoing_group"
+ATTR_GROUPS: Final = "kvlens.groups"
+ATTR_GROUP_WIDTHS: Final = "kvlens.groups.width"
+ATTR_GROUP_HITS: Final = "kvlens.groups.raw_hits"
+ATTR_GROUP_POPS: Final = "kvlens.groups.popped"
+ATTR_GROUP_CHUNKS: Final = "kvlens.groups.chunks"
+ATTR_ATTEMPT: Final = "kvlens.lookup.attempt"
+ATTR_COUNT: Final = "kvlens.lookup.count"
+ATTR_JOB_ID: Final = "kvlens.job.id"
+ATTR_BYTES: Final = "kvlens.job.bytes"
+ATTR_RELOAD_LATENCY: Final = "kvlens.load.latency"
+ATTR_DEFERRED_FOR: Final = "kvlens.deferral.seconds"
+
+RECORD_MAX_BYTES: Final = 32 * 1024
+RESIDENT_RANGES_MAX: Final = 64
+
+# --- the dashboard's own metrics ----------------------------------------------
+DASHBOARD_RECORDS: Final = "kvlens_dashboard_records"
+DASHBOARD_DUPLICATES: Final = "kvlens_dashboard_duplicate_records"
+DASHBOARD_REJECTED: Final = "kvlens_dashboard_rejected_spans"
+DASHBOARD_IGNORED: Final = "kvlens_dashboard_ignored_spans"
+DASHBOARD_BACKPRESSURE: Final = "kvlens_dashboard_backpressure"
+DASHBOARD_OPEN_INCIDENTS: Final = "kvlens_dashboard_open_incidents"
+DASHBOARD_STREAM_CLIENTS: Final = "kvlens_dashboard_stream_clients"
+DASHBOARD_QUEUE: Final = "kvlens_dashboard_queued_batches"
+DASHBOARD_INGEST_SECONDS: Final = "kvlens_dashboard_ingest_seconds"
+DASHBOARD_ERRORS: Final = "kvlens_dashboard_errors"
