@@ -1,0 +1,177 @@
+"""What the dashboard asks of a store, whichever database is behind it.
+
+``append``, ``save_detection`` and ``maintain`` are called by the one writer
+thread; everything else may be called from any thread at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from kvlens.dashboard.detect.base import Incident
+from kvlens.telemetry.records import EngineInfo, RequestRecord
+
+
+class StoreError(RuntimeError):
+    """The store cannot be opened or written; the message says what to change."""
+
+
+class EngineEvent(NamedTuple):
+    """An engine's connector started or stopped."""
+
+    incarnation_id: str
+    state: str
+    """``semconv.ENGINE_STARTED`` or ``ENGINE_STOPPED``."""
+    time: float
+
+
+class Row(NamedTuple):
+    """One request on its way into the store."""
+
+    record: RequestRecord
+    body: bytes
+    """The record's JSON as received, packed by :func:`kvlens.dashboard.store.codec.pack`."""
+
+
+class Batch(NamedTuple):
+    """The accepted part of one export."""
+
+    engines: Sequence[EngineInfo] = ()
+    events: Sequence[EngineEvent] = ()
+    rows: Sequence[Row] = ()
+
+
+class Appended(NamedTuple):
+    """What became durable: without duplicates, in the order of ``seq``."""
+
+    records: Sequence[tuple[int, RequestRecord]]
+    """``(seq, record)``; ``seq`` only grows."""
+    duplicates: int
+    touched: frozenset[str]
+    """Incarnations that sent something."""
+    ended: Sequence[tuple[str, float]]
+    """Incarnations that ended with this call, and when."""
+
+
+class Totals(msgspec.Struct, kw_only=True):
+    """Sums over requests, weighted by 1 / sampling probability; tokens, seconds."""
+
+    requests: dict[str, float] = {}
+    """By verdict."""
+    expected_tokens: float = 0
+    servable_tokens: float = 0
+    served_tokens: float = 0
+    lost_tokens: float = 0
+    loads: float = 0
+    reload_seconds: float = 0
+    """Sum of reload latencies."""
+    reload_buckets: list[float] = []
+    """Loads per bucket of ``semconv.TRANSFER_BUCKETS``, not cumulative, last = beyond all."""
+
+
+class Point(Totals, kw_only=True):
+    """:class:`Totals` of the requests that finished in ``[time, time + step)``."""
+
+    time: int
+
+
+class Engine(msgspec.Struct, kw_only=True):
+    """One incarnation of an engine, as far as it is known."""
+
+    info: EngineInfo
+    first_seen: float
+    last_seen: float
+    """Newest time that the engine itself reported."""
+    ended_at: float | None
+    end_reason: str | None
+    """``stopped`` or ``replaced`` (by a later incarnation)."""
+    totals: Totals
+    open_incidents: int
+
+
+class RequestQuery(msgspec.Struct, kw_only=True, frozen=True):
+    """Filters, all of which must hold; None = no filter."""
+
+    since: float | None = None
+    """Finish time at least, Unix seconds."""
+    until: float | None = None
+    """Finish time at most."""
+    engine: str | None = None
+    """Incarnation id or engine id."""
+    verdicts: tuple[str, ...] = ()
+    cause: str | None = None
+    model: str | None = None
+    min_lost_tokens: int = 0
+    min_expected_tokens: int = 0
+    max_served_tokens: int | None = None
+    limit: int = 100
+    cursor: str | None = None
+
+
+class Page(NamedTuple):
+    """Requests, newest first, and where the next page starts."""
+
+    records: list[RequestRecord]
+    next_cursor: str | None
+
+
+class DetectionState(NamedTuple):
+    """Where detection stood when it was last saved."""
+
+    checkpoint: int
+    """Highest ``seq`` that the detectors have seen."""
+    states: list[tuple[str, str, bytes]]
+    """``(detector kind, incarnation id, state)``."""
+
+
+class Store(Protocol):
+    """See the module's text for which thread calls what."""
+
+    def append(self, batches: Sequence[Batch]) -> Appended:
+        """Make all batches durable in one transaction, then return."""
+
+    def save_detection(
+        self,
+        checkpoint: int,
+        incidents: Sequence[Incident],
+        states: Sequence[tuple[str, str, bytes | None]],
+    ) -> None:
+        """Keep incidents and detector states together; a state of None is deleted."""
+
+    def load_detection(self) -> DetectionState:
+        """Return what :meth:`save_detection` kept last."""
+
+    def records_after(self, seq: int, limit: int) -> list[tuple[int, RequestRecord]]:
+        """Records with a higher ``seq``, in its order."""
+
+    def maintain(self, now: float) -> bool:
+        """Do one small step of retention; True when there is more to do."""
+
+    def engines(self) -> list[Engine]:
+        """All incarnations, newest start first."""
+
+    def engine(self, ident: str) -> Engine | None:
+        """By incarnation id, or the newest incarnation of an engine id."""
+
+    def incidents(
+        self, state: str | None = None, changed_since: float | None = None, limit: int = 500
+    ) -> list[Incident]:
+        """Incidents, newest first; ``changed_since`` is Unix seconds of this machine."""
+
+    def incident(self, ident: str) -> Incident | None:
+        """By id."""
+
+    def requests(self, query: RequestQuery) -> Page:
+        """One page; raises ``ValueError`` for a cursor that is not ours."""
+
+    def request(self, ident: str) -> RequestRecord | None:
+        """By internal or external id; of several, the newest."""
+
+    def series(self, since: float, until: float, step: int, engine: str | None) -> list[Point]:
+        """Sums per ``step`` seconds (a multiple of 60), oldest first, empty ones left out."""
+
+    def close(self) -> None:
+        """Release files and connections; no call may follow."""
