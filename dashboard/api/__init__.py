@@ -1,0 +1,1 @@
+"""REST, the event stream and self-metrics."""

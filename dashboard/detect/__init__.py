@@ -1,0 +1,1 @@
+"""From finished requests to incidents."""

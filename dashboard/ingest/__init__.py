@@ -1,0 +1,1 @@
+"""From OTLP to the store."""

@@ -1,0 +1,1 @@
+"""Where requests and incidents are kept."""
