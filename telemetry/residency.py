@@ -99,8 +99,8 @@ class Residency:
         taken = accepted if isinstance(accepted, (set, frozenset, dict)) else frozenset(accepted)
         rest = [key for key in keys if key not in taken and key not in self._live]
         if self.unknown and self._threshold < 2:
-            for key in rest:  # not accepted, and nothing else excludes: it is there
-                self._insert(key, State.RESIDENT)
+            for key in rest:  # nothing else excludes it: it is there, if perhaps still in flight
+                self._insert(key, State.PENDING)
         else:
             # What capacity evicted before stays capacity's, though policy keeps it out now.
             never = (key for key in rest if self._history.get(key) is not State.EVICTED)
@@ -132,11 +132,10 @@ class Residency:
 
     def confirmed(self, keys: Iterable[bytes]) -> None:
         """Note chunks that a lookup found: resident, whatever was lost before."""
-        if self.unknown:
-            for key in keys:
-                if key not in self._live:
-                    self._insert(key, State.RESIDENT)
-            self._bound()
+        for key in keys:
+            if self._live.get(key) is not State.RESIDENT:
+                self._insert(key, State.RESIDENT)
+        self._bound()
 
     def reset(self) -> None:
         """Replay ``reset_cache``: the tier is empty and old KV data is void."""

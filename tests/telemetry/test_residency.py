@@ -153,10 +153,12 @@ def test_loss_of_facts_makes_all_unknown_until_told_anew():
     residency.computed(keys(8), State.COMPUTED)
     assert residency.state(key(8)) is State.UNKNOWN, "it may have been stored meanwhile"
     residency.offered(keys(3), [], [])
-    assert residency.state(key(3)) is State.RESIDENT, "not accepted: it was there already"
+    assert residency.state(key(3)) is State.PENDING, "not accepted: there, or on its way"
     assert not residency.unknown, "both slots are accounted for"
     assert residency.state(key(2)) is State.EVICTED
     assert residency.state(key(7)) is State.NEVER_SEEN
+    residency.confirmed(keys(3))
+    assert residency.state(key(3)) is State.RESIDENT
 
 
 def test_with_a_store_threshold_a_chunk_not_accepted_stays_unknown():
