@@ -39,7 +39,8 @@ class Row(NamedTuple):
 class Batch(NamedTuple):
     """The accepted part of one export."""
 
-    engines: Sequence[EngineInfo] = ()
+    engines: Sequence[tuple[EngineInfo, float]] = ()
+    """Who sent it, each with the newest time that it reported."""
     events: Sequence[EngineEvent] = ()
     rows: Sequence[Row] = ()
 

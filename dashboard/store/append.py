@@ -1,0 +1,168 @@
+"""The write side of the SQLite store: one connection, one thread."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from kvlens.dashboard.store.base import Appended, Batch, EngineEvent, Row
+from kvlens.dashboard.store.rollup import counters
+from kvlens.dashboard.store.schema import FLEET
+from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
+from kvlens.telemetry.semconv import ENGINE_STOPPED, QUIET_VERDICTS
+
+_QUIET: Final = frozenset(map(str, QUIET_VERDICTS))
+STOPPED: Final = "stopped"
+REPLACED: Final = "replaced"
+
+_ENGINE: Final = """
+INSERT INTO engines (incarnation_id, engine_id, dp_rank, host, model, started_at, first_seen,
+                     last_seen, info)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_REPLACE: Final = """
+UPDATE engines SET ended_at = ?, end_reason = ?
+WHERE engine_id = ? AND dp_rank = ? AND host = ? AND started_at < ? AND ended_at IS NULL
+RETURNING incarnation_id"""
+_REQUEST: Final = """
+INSERT OR IGNORE INTO requests (engine_no, internal_request_id, request_id, finish_time, verdict,
+    cause, anomalous, lost_tokens, expected_tokens, served_tokens)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+_ROLLUP: Final = """
+INSERT INTO rollups VALUES (?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET value = value + excluded.value"""
+_TOTAL: Final = """
+INSERT INTO totals VALUES (?, ?, ?)
+ON CONFLICT DO UPDATE SET value = value + excluded.value"""
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All or nothing."""
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield db
+        db.execute("COMMIT")
+    except BaseException:
+        # A failed COMMIT (disk full) may have ended the transaction already.
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+class Appender:
+    """Appends batches; knows the engines, so that a row costs no query."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._numbers: dict[str, int] = {}
+        self._infos: dict[str, EngineInfo] = {}
+        self.reload()
+
+    def reload(self) -> None:
+        """Learn the engines anew, after a failed or a foreign change of their table."""
+        self._infos.clear()
+        self._numbers = dict(self._db.execute("SELECT incarnation_id, engine_no FROM engines"))
+
+    def append(self, batches: Sequence[Batch]) -> Appended:
+        """Make all batches durable in one transaction, then return."""
+        try:
+            with transaction(self._db):
+                return self._append(batches)
+        except BaseException:
+            self.reload()
+            raise
+
+    def _append(self, batches: Sequence[Batch]) -> Appended:
+        records: list[tuple[int, RequestRecord]] = []
+        ended: list[tuple[str, float]] = []
+        newest: dict[str, float] = {}
+        sums: Counter[tuple[int, int, str]] = Counter()
+        rows = 0
+        for batch in batches:
+            for info, time in batch.engines:
+                ended += self._register(info, time)
+                newest[info.incarnation_id] = max(time, newest.get(info.incarnation_id, time))
+            for row in batch.rows:
+                rows += 1
+                seq = self._insert(row)
+                if seq is not None:
+                    records.append((seq, row.record))
+                    self._sum(sums, row.record)
+            for event in batch.events:
+                ended += self._event(event)
+        self._db.executemany(
+            "UPDATE engines SET last_seen = max(last_seen, ?) WHERE incarnation_id = ?",
+            [(time, incarnation) for incarnation, time in newest.items()],
+        )
+        self._flush(sums)
+        return Appended(records, rows - len(records), frozenset(newest), ended)
+
+    def _register(self, info: EngineInfo, time: float) -> list[tuple[str, float]]:
+        known = self._infos.get(info.incarnation_id)
+        if known == info:
+            return []
+        self._infos[info.incarnation_id] = info
+        if info.incarnation_id in self._numbers:
+            self._db.execute(
+                "UPDATE engines SET info = ? WHERE incarnation_id = ?",
+                (encode(info), info.incarnation_id),
+            )
+            return []
+        cursor = self._db.execute(
+            _ENGINE,
+            (info.incarnation_id, info.engine_id, info.dp_rank, info.host, info.model,
+             info.started_at, time, time, encode(info)),
+        )  # fmt: skip
+        assert cursor.lastrowid is not None
+        self._numbers[info.incarnation_id] = cursor.lastrowid
+        # An engine that was killed never says that it stopped; its successor does.
+        replaced = self._db.execute(
+            _REPLACE,
+            (info.started_at, REPLACED, info.engine_id, info.dp_rank, info.host, info.started_at),
+        ).fetchall()
+        return [(incarnation, info.started_at) for (incarnation,) in replaced]
+
+    def _insert(self, row: Row) -> int | None:
+        """``seq`` of a new request, None for one that is there already."""
+        record = row.record
+        anomalous = record.verdict not in _QUIET or record.cause is not None or record.lost_tokens
+        cursor = self._db.execute(
+            _REQUEST,
+            (self._numbers[record.incarnation_id], record.internal_request_id, record.request_id,
+             record.finish_time, record.verdict, record.cause, int(bool(anomalous)),
+             record.lost_tokens, record.expected_tokens, record.served_tokens),
+        )  # fmt: skip
+        if not cursor.rowcount:
+            return None
+        seq = cursor.lastrowid
+        assert seq is not None
+        self._db.execute("INSERT INTO bodies VALUES (?, ?)", (seq, row.body))
+        return seq
+
+    def _event(self, event: EngineEvent) -> list[tuple[str, float]]:
+        if event.state != ENGINE_STOPPED:
+            return []
+        cursor = self._db.execute(
+            "UPDATE engines SET ended_at = ?, end_reason = ?"
+            " WHERE incarnation_id = ? AND ended_at IS NULL",
+            (event.time, STOPPED, event.incarnation_id),
+        )
+        return [(event.incarnation_id, event.time)] if cursor.rowcount else []
+
+    def _sum(self, sums: Counter[tuple[int, int, str]], record: RequestRecord) -> None:
+        number, minute = self._numbers[record.incarnation_id], int(record.finish_time // 60)
+        for key, value in counters(record):
+            sums[number, minute, key] += value  # type: ignore[assignment]
+
+    def _flush(self, sums: Counter[tuple[int, int, str]]) -> None:
+        fleet: Counter[tuple[int, int, str]] = Counter()
+        totals: Counter[tuple[int, str]] = Counter()
+        for (number, minute, key), value in sums.items():
+            fleet[FLEET, minute, key] += value
+            totals[number, key] += value
+        for table in (sums, fleet):
+            self._db.executemany(_ROLLUP, [(*key, value) for key, value in table.items()])
+        self._db.executemany(_TOTAL, [(*key, value) for key, value in totals.items()])

@@ -1,0 +1,66 @@
+"""Sums that charts and totals are made of, as ``key -> value`` counters.
+
+Keys, not columns: a new chart adds keys and needs no migration.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from typing import Final, TypeVar
+
+from kvlens.dashboard.store.base import Totals
+from kvlens.telemetry.records import RequestRecord
+from kvlens.telemetry.semconv import TRANSFER_BUCKETS
+
+_REQUESTS: Final = "requests."
+_RELOAD: Final = "reload."
+_SCALARS: Final = (
+    "expected_tokens", "servable_tokens", "served_tokens", "lost_tokens", "loads",
+    "reload_seconds",
+)  # fmt: skip
+TotalsT = TypeVar("TotalsT", bound=Totals)
+
+
+def counters(record: RequestRecord) -> Iterator[tuple[str, float]]:
+    """Return what one request adds, weighted so that sampled requests stand for all."""
+    weight = 1 / record.sampling_probability
+    yield _REQUESTS + record.verdict, weight
+    for name in _SCALARS[:4]:
+        if value := getattr(record, name):
+            yield name, value * weight
+    for load in record.loads:
+        if load.latency is not None:
+            yield "loads", weight
+            yield "reload_seconds", load.latency * weight
+            yield f"{_RELOAD}{bisect_left(TRANSFER_BUCKETS, load.latency)}", weight
+
+
+def fill(totals: TotalsT, pairs: Iterable[tuple[str, float]]) -> TotalsT:
+    """Put counters into ``totals`` and return it."""
+    totals.reload_buckets = [0.0] * (len(TRANSFER_BUCKETS) + 1)
+    for key, value in pairs:
+        if key.startswith(_REQUESTS):
+            totals.requests[key[len(_REQUESTS) :]] = value
+        elif key.startswith(_RELOAD):
+            totals.reload_buckets[int(key[len(_RELOAD) :])] = value
+        elif key in _SCALARS:
+            setattr(totals, key, value)
+    return totals
+
+
+def quantile(buckets: list[float], q: float) -> float | None:
+    """Reload latency in seconds below which a share ``q`` of the loads lies.
+
+    Linear inside a bucket; None without loads; the last edge stands for all beyond.
+    """
+    total = sum(buckets)
+    if not total:
+        return None
+    rank, seen = q * total, 0.0
+    for index, count in enumerate(buckets[:-1]):
+        if count and seen + count >= rank:
+            low = TRANSFER_BUCKETS[index - 1] if index else 0.0
+            return low + (TRANSFER_BUCKETS[index] - low) * (rank - seen) / count
+        seen += count
+    return TRANSFER_BUCKETS[-1]

@@ -1,0 +1,247 @@
+"""The embedded store: one SQLite file in WAL mode.
+
+One connection writes, on one thread; readers borrow connections of their own
+and see the last commit, without waiting for the writer.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+import msgspec
+
+from kvlens.dashboard.detect.base import Incident
+from kvlens.dashboard.store import schema
+from kvlens.dashboard.store.append import Appender, transaction
+from kvlens.dashboard.store.base import (
+    Appended,
+    Batch,
+    DetectionState,
+    Engine,
+    Page,
+    Point,
+    RequestQuery,
+    Totals,
+)
+from kvlens.dashboard.store.codec import unpack
+from kvlens.dashboard.store.query import cursor, page_sql
+from kvlens.dashboard.store.retention import Limits, Retention
+from kvlens.dashboard.store.rollup import fill
+from kvlens.telemetry.records import RequestRecord, decode_engine, decode_record
+
+_READERS: Final = 8
+_DEFAULT_LIMITS: Final = Limits(30 * 86_400.0, 365 * 86_400.0, 20 << 30)
+_ENGINES: Final = """
+SELECT engine_no, info, first_seen, last_seen, ended_at, end_reason,
+    (SELECT count(*) FROM incidents i WHERE i.incarnation_id = e.incarnation_id
+        AND i.state = 'open') AS open_incidents
+FROM engines e"""
+_incident_decoder = msgspec.json.Decoder(Incident)
+
+
+class SqliteStore:
+    """See :class:`kvlens.dashboard.store.base.Store`."""
+
+    def __init__(self, path: str, limits: Limits = _DEFAULT_LIMITS) -> None:
+        """Open or create ``path``; raises :class:`StoreError`."""
+        self._path = path
+        self._lock = schema.lock(path)
+        try:
+            self._db = schema.open_writer(path)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        self._appender = Appender(self._db)
+        self._retention = Retention(self._db, limits)
+        # LIFO: a quiet dashboard keeps using the connection whose cache is warm.
+        self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue()
+        for _ in range(_READERS):
+            self._readers.put(None)
+
+    def close(self) -> None:
+        """Release files and connections; no call may follow."""
+        for _ in range(_READERS):
+            if (reader := self._readers.get()) is not None:
+                reader.close()
+        self._db.close()
+        os.close(self._lock)
+
+    # --- the writer thread ----------------------------------------------------
+
+    def append(self, batches: Sequence[Batch]) -> Appended:
+        """Make all batches durable in one transaction, then return."""
+        return self._appender.append(batches)
+
+    def save_detection(
+        self,
+        checkpoint: int,
+        incidents: Sequence[Incident],
+        states: Sequence[tuple[str, str, bytes | None]],
+    ) -> None:
+        """Keep incidents and detector states together; a state of None is deleted."""
+        now = time.time()
+        with transaction(self._db) as db:
+            db.execute("UPDATE checkpoint SET seq = ?", (checkpoint,))
+            db.executemany(
+                "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (i.id, i.incarnation_id, i.state, i.opened_at, i.closed_at, now,
+                     msgspec.json.encode(i).decode())
+                    for i in incidents
+                ],
+            )  # fmt: skip
+            db.executemany(
+                "INSERT OR REPLACE INTO detection VALUES (?, ?, ?)",
+                [state for state in states if state[2] is not None],
+            )
+            db.executemany(
+                "DELETE FROM detection WHERE detector = ? AND incarnation_id = ?",
+                [state[:2] for state in states if state[2] is None],
+            )
+
+    def load_detection(self) -> DetectionState:
+        """Return what :meth:`save_detection` kept last."""
+        with self._reader() as db:
+            checkpoint = db.execute("SELECT seq FROM checkpoint").fetchone()[0]
+            states = db.execute("SELECT detector, incarnation_id, state FROM detection").fetchall()
+        return DetectionState(checkpoint, states)
+
+    def maintain(self, now: float) -> bool:
+        """Do one small step of retention; True when there is more to do."""
+        return self._retention.step(now)
+
+    # --- any thread -----------------------------------------------------------
+
+    def records_after(self, seq: int, limit: int) -> list[tuple[int, RequestRecord]]:
+        """Records with a higher ``seq``, in its order."""
+        with self._reader() as db:
+            rows = db.execute(
+                "SELECT seq, body FROM bodies WHERE seq > ? ORDER BY seq LIMIT ?", (seq, limit)
+            ).fetchall()
+        return [(seq, decode_record(unpack(body))) for seq, body in rows]
+
+    def engines(self) -> list[Engine]:
+        """All incarnations, newest start first."""
+        with self._reader() as db:
+            rows = db.execute(f"{_ENGINES} ORDER BY started_at DESC, engine_no DESC").fetchall()
+            return [_engine(db, row) for row in rows]
+
+    def engine(self, ident: str) -> Engine | None:
+        """By incarnation id, or the newest incarnation of an engine id."""
+        with self._reader() as db:
+            row = db.execute(
+                f"{_ENGINES} WHERE incarnation_id = ?1 OR engine_id = ?1"
+                " ORDER BY incarnation_id = ?1 DESC, started_at DESC LIMIT 1",
+                (ident,),
+            ).fetchone()
+            return None if row is None else _engine(db, row)
+
+    def incidents(
+        self, state: str | None = None, changed_since: float | None = None, limit: int = 500
+    ) -> list[Incident]:
+        """Incidents, newest first; ``changed_since`` is Unix seconds of this machine."""
+        with self._reader() as db:
+            rows = db.execute(
+                "SELECT body FROM incidents WHERE (?1 IS NULL OR state = ?1)"
+                " AND (?2 IS NULL OR changed_at >= ?2) ORDER BY opened_at DESC, id LIMIT ?3",
+                (state, changed_since, limit),
+            ).fetchall()
+        return [_incident_decoder.decode(body) for (body,) in rows]
+
+    def incident(self, ident: str) -> Incident | None:
+        """By id."""
+        with self._reader() as db:
+            row = db.execute("SELECT body FROM incidents WHERE id = ?", (ident,)).fetchone()
+        return None if row is None else _incident_decoder.decode(row[0])
+
+    def requests(self, query: RequestQuery) -> Page:
+        """One page; raises ``ValueError`` for a cursor that is not ours."""
+        with self._reader() as db:
+            engines = _engine_numbers(db, query)
+            if engines == []:
+                return Page([], None)
+            rows = db.execute(*page_sql(query, engines)).fetchall()
+        page = rows[: query.limit]
+        more = len(rows) > query.limit
+        return Page(
+            [decode_record(unpack(body)) for _, _, body in page],
+            cursor(page[-1][1], page[-1][0]) if more and page else None,
+        )
+
+    def request(self, ident: str) -> RequestRecord | None:
+        """By internal or external id; of several, the newest."""
+        with self._reader() as db:
+            for column in ("internal_request_id", "request_id"):
+                row = db.execute(
+                    f"SELECT body FROM requests JOIN bodies USING (seq) WHERE {column} = ?"
+                    " ORDER BY finish_time DESC, seq DESC LIMIT 1",
+                    (ident,),
+                ).fetchone()
+                if row is not None:
+                    return decode_record(unpack(row[0]))
+        return None
+
+    def series(self, since: float, until: float, step: int, engine: str | None) -> list[Point]:
+        """Sums per ``step`` seconds (a multiple of 60), oldest first, empty ones left out."""
+        width = step // 60
+        with self._reader() as db:
+            numbers = (
+                [schema.FLEET]
+                if engine is None
+                else _engine_numbers(db, RequestQuery(engine=engine)) or []
+            )
+            marks = ",".join("?" * len(numbers))
+            rows = db.execute(
+                "SELECT minute / ?1 * ?1 AS slot, key, sum(value) FROM rollups"
+                f" WHERE minute >= ?2 AND minute <= ?3 AND engine_no IN ({marks})"
+                " GROUP BY slot, key ORDER BY slot",
+                (width, int(since // step) * width, int(until // 60), *numbers),
+            ).fetchall()
+        slots: dict[int, list[tuple[str, float]]] = {}
+        for slot, key, value in rows:
+            slots.setdefault(slot, []).append((key, value))
+        return [fill(Point(time=slot * 60), pairs) for slot, pairs in slots.items()]
+
+    @contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        reader = self._readers.get()
+        try:
+            if reader is None:
+                reader = schema.connect(self._path, writer=False)
+            yield reader
+        finally:
+            self._readers.put(reader)
+
+
+def _engine(db: sqlite3.Connection, row: tuple[Any, ...]) -> Engine:
+    number, info, first_seen, last_seen, ended_at, end_reason, open_incidents = row
+    pairs = db.execute("SELECT key, value FROM totals WHERE engine_no = ?", (number,))
+    with closing(pairs):
+        totals = fill(Totals(), pairs)
+    return Engine(
+        info=decode_engine(info),
+        first_seen=first_seen,
+        last_seen=last_seen,
+        ended_at=ended_at,
+        end_reason=end_reason,
+        totals=totals,
+        open_incidents=open_incidents,
+    )
+
+
+def _engine_numbers(db: sqlite3.Connection, query: RequestQuery) -> list[int] | None:
+    """Engines that the filters leave; None = no filter."""
+    if query.engine is None and query.model is None:
+        return None
+    rows = db.execute(
+        "SELECT engine_no FROM engines WHERE (?1 IS NULL OR incarnation_id = ?1 OR engine_id = ?1)"
+        " AND (?2 IS NULL OR model = ?2)",
+        (query.engine, query.model),
+    )
+    return [number for (number,) in rows]
