@@ -1,0 +1,216 @@
+"""A hybrid model with random weights and an EAGLE drafter, generated locally.
+
+Full-attention and sliding-window layers mix, so vLLM makes several KV-cache
+groups; the drafter turns the block drop of speculative decoding on.
+Weights are scaled as in a trained model, so that what is generated depends on
+the whole prompt: reloaded KV that was wrong would change the output.
+
+Run as a module by the engine's interpreter, which has NumPy and safetensors::
+
+    python -m kvlens.dashboard.demo.model FOLDER demo|tiny
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What decides the cost of computing a prompt and the bytes of its KV."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    pattern: tuple[str, ...]
+    """Kinds of layers, repeated until there are ``layers`` of them."""
+    sliding_window: int = 128
+    max_tokens: int = 8192
+
+
+DEMO = ModelSize(
+    layers=8,
+    hidden=512,
+    intermediate=1536,
+    heads=8,
+    kv_heads=2,
+    head_dim=64,
+    vocab=1024,
+    pattern=(FULL, FULL, FULL, SLIDING),
+)
+"""About 25 M weights: a prompt of 4,000 tokens takes seconds on two cores."""
+TINY = ModelSize(
+    layers=4,
+    hidden=128,
+    intermediate=256,
+    heads=4,
+    kv_heads=2,
+    head_dim=32,
+    vocab=512,
+    pattern=(SLIDING, FULL),
+)
+"""Under 1 M weights: for tests, where only the bookkeeping matters."""
+SIZES = {"demo": DEMO, "tiny": TINY}
+FIRST_WORD = 3
+"""Ids below it are the unknown, begin and end tokens."""
+
+
+def target_folder(folder: Path) -> Path:
+    """Where :func:`write` puts the target model."""
+    return folder / "target"
+
+
+def drafter_folder(folder: Path) -> Path:
+    """Where :func:`write` puts the EAGLE drafter."""
+    return folder / "drafter"
+
+
+def write(folder: Path, size: ModelSize, seed: int = 0) -> None:
+    """Write target and drafter (config, tokenizer, weights) below ``folder``."""
+    for path, config, shapes in (
+        (target_folder(folder), target_config(size), _target_shapes(size)),
+        (drafter_folder(folder), drafter_config(size), _drafter_shapes(size)),
+    ):
+        path.mkdir(parents=True, exist_ok=True)
+        _write_json(path / "config.json", config)
+        _write_weights(path / "model.safetensors", shapes, seed)
+    _write_tokenizer(target_folder(folder), size)
+
+
+def target_config(size: ModelSize) -> dict[str, Any]:
+    """Olmo 3: some layers attend to everything, the others to a window."""
+    return {
+        **_shared_config(size),
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "num_hidden_layers": size.layers,
+        "attention_bias": False,
+        "sliding_window": size.sliding_window,
+        "layer_types": [size.pattern[layer % len(size.pattern)] for layer in range(size.layers)],
+    }
+
+
+def drafter_config(size: ModelSize) -> dict[str, Any]:
+    """One Llama layer over the target's hidden states, as EAGLE has it."""
+    return {
+        **_shared_config(size),
+        "architectures": ["EagleLlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+    }
+
+
+def _shared_config(size: ModelSize) -> dict[str, Any]:
+    return {
+        "hidden_size": size.hidden,
+        "intermediate_size": size.intermediate,
+        "num_attention_heads": size.heads,
+        "num_key_value_heads": size.kv_heads,
+        "head_dim": size.head_dim,
+        "vocab_size": size.vocab,
+        "max_position_embeddings": size.max_tokens,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "torch_dtype": "float32",
+        "tie_word_embeddings": False,
+        "hidden_act": "silu",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+
+
+def _layer_shapes(size: ModelSize, prefix: str) -> dict[str, tuple[int, ...]]:
+    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    return {
+        f"{prefix}.self_attn.q_proj.weight": (queries, size.hidden),
+        f"{prefix}.self_attn.k_proj.weight": (keys, size.hidden),
+        f"{prefix}.self_attn.v_proj.weight": (keys, size.hidden),
+        f"{prefix}.self_attn.o_proj.weight": (size.hidden, queries),
+        f"{prefix}.mlp.gate_proj.weight": (size.intermediate, size.hidden),
+        f"{prefix}.mlp.up_proj.weight": (size.intermediate, size.hidden),
+        f"{prefix}.mlp.down_proj.weight": (size.hidden, size.intermediate),
+        f"{prefix}.post_attention_layernorm.weight": (size.hidden,),
+    }
+
+
+def _target_shapes(size: ModelSize) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (size.vocab, size.hidden),
+        "model.norm.weight": (size.hidden,),
+        "lm_head.weight": (size.vocab, size.hidden),
+    }
+    for layer in range(size.layers):
+        prefix = f"model.layers.{layer}"
+        shapes |= _layer_shapes(size, prefix)
+        shapes |= {
+            f"{prefix}.self_attn.q_norm.weight": (size.heads * size.head_dim,),
+            f"{prefix}.self_attn.k_norm.weight": (size.kv_heads * size.head_dim,),
+            f"{prefix}.post_feedforward_layernorm.weight": (size.hidden,),
+        }
+    return shapes
+
+
+def _drafter_shapes(size: ModelSize) -> dict[str, tuple[int, ...]]:
+    return {"fc.weight": (size.hidden, 2 * size.hidden), **_layer_shapes(size, "layers.0")}
+
+
+def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    generator = np.random.default_rng(seed)
+    weights = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:  # a norm's gain
+            weights[name] = np.ones(shape, dtype=np.float32)
+        else:
+            values = generator.standard_normal(shape, dtype=np.float32)
+            weights[name] = values * np.float32(shape[-1] ** -0.5)
+    save_file(weights, str(path), metadata={"format": "pt"})
+
+
+def _write_tokenizer(folder: Path, size: ModelSize) -> None:
+    """One word per token id, so that text and token ids say the same."""
+    vocabulary = {f"w{token}": token for token in range(size.vocab)}
+    _write_json(
+        folder / "tokenizer.json",
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": None,
+            "decoder": None,
+            "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "w0"},
+        },
+    )
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "unk_token": "w0",
+            "bos_token": "w1",
+            "eos_token": "w2",
+            "model_max_length": size.max_tokens,
+        },
+    )
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1))
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), SIZES[sys.argv[2]])

@@ -1,0 +1,23 @@
+"""Shared by all tests: which of them an environment can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+CONNECTOR_TESTS = Path(__file__).parent / "connector"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--connector-only",
+        action="store_true",
+        help="collect tests/connector alone: for an environment with another engine and no tools",
+    )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--connector-only") or collection_path.is_dir():
+        return None
+    return CONNECTOR_TESTS not in collection_path.parents or None
