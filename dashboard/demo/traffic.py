@@ -97,7 +97,8 @@ class Client:
     def play(self, plan: Plan, prefix: str) -> Iterator[Answer]:
         """Send the plan's requests one after another; ids are ``prefix-round-document``."""
         # The first request of a server pays for warming up: not one that is measured.
-        self.complete(plan.prompt(-1)[: plan.prompt_tokens // 8], 2, f"{prefix}-warm-up")
+        other = plan.prompt(plan.documents)[: plan.prompt_tokens // 8]
+        self.complete(other, 2, f"{prefix}-warm-up")
         for turn in range(plan.rounds):
             for document in range(plan.documents):
                 request_id = f"{prefix}-{turn}-{document}"
