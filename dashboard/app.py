@@ -2,26 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 
+from kvlens.dashboard.api import health, routes, stream
+from kvlens.dashboard.api.deps import Services
+from kvlens.dashboard.api.hub import Hub
+from kvlens.dashboard.api.security import Security
+from kvlens.dashboard.api.shapes import JSON
+from kvlens.dashboard.detect.engine import Detection, default_detectors
+from kvlens.dashboard.ingest import routes as ingest
+from kvlens.dashboard.ingest.writer import Writer
+from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
+from kvlens.dashboard.store.base import Store
+from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.sqlite import SqliteStore
+from kvlens.dashboard.web.routes import router as web
 from kvlens.telemetry import __version__
 
 
-def create_app(settings: Settings) -> FastAPI:
+def open_store(settings: Settings) -> Store:
+    """Open the store that ``settings`` name; raises ``StoreError``."""
+    return SqliteStore(
+        settings.store,
+        Limits(
+            settings.retention_seconds,
+            settings.retention_rollup_seconds,
+            settings.retention_max_bytes,
+        ),
+    )
+
+
+def create_app(settings: Settings, make_store: Callable[[Settings], Store] = open_store) -> FastAPI:
     """Build the application; the store is opened when it starts up.
 
     ``app.state.services`` (see ``api.deps.Services``) holds the store, the
-    writer and the stream hub while it runs.
+    writer and the stream hub while it runs, ``app.state.store`` the store.
     """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        yield
+        store = make_store(settings)
+        try:
+            metrics = SelfMetrics()
+            hub = Hub(metrics, settings.stream_queue)
+            detection = Detection(
+                default_detectors(settings), store, hub.incident, metrics.errors.inc
+            )
+            detection.restore()
+            writer = Writer(store, detection, hub, metrics, settings.queue_batches)
+            hub.bind(store.incidents("open"))
+            app.state.store = store
+            app.state.services = Services(settings, store, writer, hub, metrics)
+            writer.start()
+            try:
+                yield
+            finally:
+                hub.close()
+                writer.stop()
+        finally:
+            store.close()
 
-    return FastAPI(
+    app = FastAPI(
         title="kvlens", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None
     )
+    app.add_middleware(Security, settings=settings)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    for router in (ingest.router, stream.router, routes.router, health.router, web):
+        app.include_router(router)
+    return app
+
+
+def _invalid(request: Request, error: Exception) -> JSON:
+    """422 with one sentence per wrong parameter."""
+    assert isinstance(error, RequestValidationError)
+    return JSON({"detail": "; ".join(_explain(item) for item in error.errors())}, 422)
+
+
+def _explain(error: dict[str, object]) -> str:
+    location = error["loc"]
+    assert isinstance(location, tuple)
+    name = ".".join(str(part) for part in location[1:]) or str(location[0])
+    if error["type"] == "extra_forbidden":
+        return f"{name}: there is no such parameter"
+    return f"{name}: {str(error['msg']).removeprefix('Value error, ')}"

@@ -12,7 +12,7 @@ from kvlens.dashboard.store.append import transaction
 STEP: Final = 500
 """Requests deleted in one step: a few milliseconds between two batches."""
 _PRUNE_EVERY: Final = 3600.0
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Retention:
             self._running += deleted
             self._db.execute("PRAGMA incremental_vacuum(1000)").fetchall()
         elif self._running:
-            _log.info("retention: deleted %d requests", self._running)
+            _logger.info("retention: deleted %d requests", self._running)
             self._running = 0
         return deleted > 0
 

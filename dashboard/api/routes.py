@@ -1,0 +1,121 @@
+"""``/api/v1``: engines, incidents, requests and series."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+import msgspec
+from fastapi import APIRouter, HTTPException, Query
+from fastapi.responses import StreamingResponse
+
+from kvlens.dashboard.api.deps import ServicesDep
+from kvlens.dashboard.api.params import (
+    MAX_LIMIT,
+    IncidentFilter,
+    RequestFilter,
+    RequestPage,
+    SeriesRange,
+)
+from kvlens.dashboard.api.shapes import JSON, engine_json, point_json
+from kvlens.dashboard.store.base import Page, RequestQuery, Store
+
+router = APIRouter(prefix="/api/v1", tags=["read"], default_response_class=JSON)
+_DAY: Final = 86_400.0
+_MAX_POINTS: Final = 10_000
+
+
+@router.get("/engines", summary="All known incarnations, newest first")
+def engines(services: ServicesDep) -> JSON:
+    """Each with its state, totals and number of open incidents."""
+    now = time.time()
+    return JSON({"engines": [engine_json(engine, now) for engine in services.store.engines()]})
+
+
+@router.get("/engines/{ident:path}", summary="One engine")
+def engine(ident: str, services: ServicesDep) -> JSON:
+    """By incarnation id, or the newest incarnation of an engine id."""
+    found = services.store.engine(ident)
+    if found is None:
+        raise HTTPException(404, f"there is no engine {ident!r}")
+    return JSON(engine_json(found, time.time()))
+
+
+@router.get("/incidents", summary="Incidents, newest first")
+def incidents(params: Annotated[IncidentFilter, Query()], services: ServicesDep) -> JSON:
+    """Return open and closed ones unless ``state`` is given."""
+    return JSON({"incidents": services.store.incidents(params.state, limit=params.limit)})
+
+
+@router.get("/incidents/{ident:path}", summary="One incident")
+def incident(ident: str, services: ServicesDep) -> JSON:
+    """By id."""
+    found = services.store.incident(ident)
+    if found is None:
+        raise HTTPException(404, f"there is no incident {ident!r}")
+    return JSON(found)
+
+
+@router.get("/requests", summary="Finished requests, newest first")
+def requests(params: Annotated[RequestPage, Query()], services: ServicesDep) -> JSON:
+    """One page of whole records; ``next_cursor`` is null on the last."""
+    query = params.query(services.store, params.limit, params.cursor)
+    page = _page(services.store, query)
+    return JSON({"requests": page.records, "next_cursor": page.next_cursor})
+
+
+@router.get("/requests/{ident:path}", summary="One request")
+def request(ident: str, services: ServicesDep) -> JSON:
+    """By internal or external id (of several, the newest), with its engine's layout."""
+    record = services.store.request(ident)
+    if record is None:
+        raise HTTPException(404, f"there is no request {ident!r}")
+    engine = services.store.engine(record.incarnation_id)
+    answer: dict[str, Any] = {
+        "request": record,
+        "layout": None if engine is None else engine.info.layout,
+        "trace_url": services.settings.trace_url(record.trace_id),
+    }
+    return JSON(answer)
+
+
+@router.get("/series", summary="Sums per step for charts")
+def series(params: Annotated[SeriesRange, Query()], services: ServicesDep) -> JSON:
+    """Steps without a finished request are left out."""
+    until = time.time() if params.until is None else params.until
+    since = until - _DAY if params.since is None else params.since
+    if since > until:
+        raise HTTPException(422, "since: is after until")
+    if (until - since) / params.step > _MAX_POINTS:
+        raise HTTPException(422, f"step: gives over {_MAX_POINTS:,} points, use a larger one")
+    points = services.store.series(since, until, params.step, params.engine)
+    return JSON({"step": params.step, "series": [point_json(point) for point in points]})
+
+
+@router.get("/export", summary="Finished requests as JSON lines", response_class=StreamingResponse)
+def export(params: Annotated[RequestFilter, Query()], services: ServicesDep) -> StreamingResponse:
+    """All records that match, newest first, one per line."""
+    query = params.query(services.store, MAX_LIMIT, None)
+    return StreamingResponse(
+        _lines(services.store, query),
+        media_type="application/x-ndjson",
+        headers={"Content-Disposition": 'attachment; filename="kvlens-requests.jsonl"'},
+    )
+
+
+def _lines(store: Store, query: RequestQuery) -> Iterator[bytes]:
+    encoder = msgspec.json.Encoder()
+    while True:
+        page = store.requests(query)
+        yield encoder.encode_lines(page.records)
+        if page.next_cursor is None:
+            return
+        query = msgspec.structs.replace(query, cursor=page.next_cursor)
+
+
+def _page(store: Store, query: RequestQuery) -> Page:
+    try:
+        return store.requests(query)
+    except ValueError as error:
+        raise HTTPException(422, f"cursor: {error}") from error

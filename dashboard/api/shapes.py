@@ -1,0 +1,87 @@
+"""JSON as the API gives it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+from fastapi import Response
+
+from kvlens.dashboard.store.base import Engine, Point, Totals
+from kvlens.dashboard.store.rollup import quantile
+from kvlens.telemetry.records import RequestRecord
+
+SERVING_FOR: Final = 120.0
+"""Seconds after its last sign of life during which an engine counts as serving."""
+_SUMMARY: Final = (
+    "request_id", "internal_request_id", "engine_id", "incarnation_id", "model", "finish_time",
+    "prompt_tokens", "local_tokens", "served_tokens", "servable_tokens", "expected_tokens",
+    "lost_tokens", "verdict", "cause", "confidence", "summary",
+)  # fmt: skip
+
+
+class JSON(Response):
+    """A response from anything that msgspec encodes."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """Encode ``content``."""
+        return msgspec.json.encode(content)
+
+
+def engine_state(engine: Engine, now: float) -> str:
+    """``gone``, ``losing`` (an incident is open), ``serving`` or ``idle``."""
+    if engine.ended_at is not None:
+        return "gone"
+    if engine.open_incidents:
+        return "losing"
+    return "serving" if now - engine.last_seen <= SERVING_FOR else "idle"
+
+
+def engine_json(engine: Engine, now: float) -> dict[str, Any]:
+    """EngineInfo's fields and what the dashboard knows besides."""
+    return {
+        **msgspec.to_builtins(engine.info),
+        "state": engine_state(engine, now),
+        "first_seen": engine.first_seen,
+        "last_seen": engine.last_seen,
+        "ended_at": engine.ended_at,
+        "end_reason": engine.end_reason,
+        "totals": totals_json(engine.totals),
+        "open_incidents": engine.open_incidents,
+    }
+
+
+def totals_json(totals: Totals) -> dict[str, Any]:
+    """Sums, with reload latency as count, mean and percentiles in seconds."""
+    fields: dict[str, Any] = msgspec.to_builtins(totals)
+    loads, seconds, buckets = (
+        fields.pop(name) for name in ("loads", "reload_seconds", "reload_buckets")
+    )
+    fields["reload"] = {
+        "count": loads,
+        "mean": seconds / loads if loads else None,
+        **{f"p{int(q * 100)}": quantile(buckets, q) for q in (0.5, 0.95, 0.99)},
+        "buckets": buckets,
+    }
+    return {key: _integral(value) for key, value in fields.items()}
+
+
+def point_json(point: Point) -> dict[str, Any]:
+    """One step of a series."""
+    return totals_json(point)
+
+
+def request_summary(record: RequestRecord) -> dict[str, Any]:
+    """What a list of requests shows: no lookups, stores or loads."""
+    return {name: getattr(record, name) for name in _SUMMARY}
+
+
+def _integral(value: Any) -> Any:
+    """Whole sums as integers: they are fractions only under sampling."""
+    if isinstance(value, dict):
+        return {key: _integral(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_integral(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

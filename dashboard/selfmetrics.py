@@ -1,0 +1,55 @@
+"""The dashboard's own metrics, in a registry of their own, served on ``/metrics``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvlens.telemetry import semconv
+
+_INGEST_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class SelfMetrics:
+    """One instance per application."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(name, text, registry=self.registry)
+
+        self.records = counter(semconv.DASHBOARD_RECORDS, "Request records stored.")
+        self.duplicates = counter(
+            semconv.DASHBOARD_DUPLICATES, "Request records that were stored already."
+        )
+        self.rejected = counter(semconv.DASHBOARD_REJECTED, "Spans of kvlens that were rejected.")
+        self.ignored = counter(semconv.DASHBOARD_IGNORED, "Spans that are not for the dashboard.")
+        self.metric_exports = counter(
+            semconv.DASHBOARD_METRIC_EXPORTS, "OTLP metric exports acknowledged and ignored."
+        )
+        self.backpressure = counter(
+            semconv.DASHBOARD_BACKPRESSURE, "Exports answered with 429 because the queue was full."
+        )
+        self.stream_dropped = counter(
+            semconv.DASHBOARD_STREAM_DROPPED, "Request events dropped for slow stream clients."
+        )
+        self.errors = counter(
+            semconv.DASHBOARD_ERRORS, "Errors of the dashboard that were contained."
+        )
+        self.open_incidents = Gauge(
+            semconv.DASHBOARD_OPEN_INCIDENTS, "Incidents open now.", registry=self.registry
+        )
+        self.stream_clients = Gauge(
+            semconv.DASHBOARD_STREAM_CLIENTS, "Stream clients connected.", registry=self.registry
+        )
+        self.queue = Gauge(
+            semconv.DASHBOARD_QUEUE, "Exports waiting to be stored.", registry=self.registry
+        )
+        self.ingest_seconds = Histogram(
+            semconv.DASHBOARD_INGEST_SECONDS,
+            "From the end of an export's body until it was durable.",
+            buckets=_INGEST_BUCKETS,
+            registry=self.registry,
+        )
