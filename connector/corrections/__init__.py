@@ -1,0 +1,83 @@
+"""Corrections of vLLM's offloading scheduler: one module per defect.
+
+Each module defines ``NAME``, ``SUMMARY`` and ``FIXED_IN`` (the first vLLM
+release without the defect), ``present()`` (does the installed vLLM have it?
+answered by running vLLM's own code on a small case) and ``apply(base)``, which
+returns a subclass of an ``OffloadingConnectorScheduler`` class that does not.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler
+
+from kvlens.connector.config import ConfigError, ConnectorSettings, LookupMode
+from kvlens.connector.corrections import (
+    drafter_fallback,
+    held_back_tail,
+    load_start,
+    pop_widening,
+    token_watermark,
+)
+from kvlens.telemetry.records import Correction
+
+ALL: tuple[ModuleType, ...] = (
+    drafter_fallback,
+    pop_widening,
+    held_back_tail,
+    load_start,
+    token_watermark,
+)
+
+
+def plan(settings: ConnectorSettings) -> list[Correction]:
+    """Decide for each correction whether it is applied, and why."""
+    names = [module.NAME for module in ALL]
+    wanted = settings.corrections
+    if isinstance(wanted, list) and (unknown := sorted(set(wanted) - set(names))):
+        raise ConfigError(
+            f"kvlens connector setting corrections: unknown {', '.join(unknown)}; "
+            f"known are {', '.join(names)}"
+        )
+    planned = []
+    for module in ALL:
+        if settings.lookup is LookupMode.STOCK:
+            state, reason = "off", "lookup is stock"
+        elif wanted == "none" or (isinstance(wanted, list) and module.NAME not in wanted):
+            state, reason = "off", "switched off by the setting corrections"
+        else:
+            state, reason = _probe(module)
+        planned.append(Correction(name=module.NAME, state=state, reason=reason))
+    return planned
+
+
+class _Silent:
+    """A logger that says nothing; the probes' made-up cases are nobody's news."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **kwargs: None
+
+
+def _probe(module: ModuleType) -> tuple[str, str]:
+    # Replaced, not muted: vLLM's ``info_once`` would count a muted message as said.
+    logger, scheduler.logger = scheduler.logger, _Silent()
+    try:
+        present = module.present()
+    except Exception as error:  # noqa: BLE001 - a probe runs vLLM's code on made-up objects
+        return "unknown", f"the probe failed: {type(error).__name__}: {error}"
+    finally:
+        scheduler.logger = logger
+    if present:
+        return "active", f"this vLLM has the defect (fixed in {module.FIXED_IN}): {module.SUMMARY}"
+    return "not_needed", f"this vLLM does not have the defect (fixed in {module.FIXED_IN})"
+
+
+def apply(base: type[Any], planned: list[Correction]) -> type[Any]:
+    """Subclass of ``base`` with the active corrections."""
+    active = {item.name for item in planned if item.state == "active"}
+    for module in ALL:
+        if module.NAME in active:
+            base = module.apply(base)
+    return base

@@ -1,0 +1,101 @@
+"""Connector settings: ``kv_connector_extra_config["kvlens"]`` and ``KVLENS_*``.
+
+The configuration file wins over the environment, so that one engine can be
+set apart from the machine's default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+import msgspec
+
+SECTION = "kvlens"
+PREFIX = "KVLENS_"
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message names it and what is allowed."""
+
+
+class LookupMode(str, Enum):
+    """How the offload lookup is done."""
+
+    STOCK = "stock"
+    """vLLM's own code, observed."""
+    CORRECTED = "corrected"
+    """vLLM's own search with the corrections that this vLLM needs."""
+
+
+class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """Everything that can be set for the connector."""
+
+    lookup: LookupMode = LookupMode.CORRECTED
+    """``corrected`` or ``stock``."""
+    corrections: str | list[str] = "auto"
+    """``auto`` (those that this vLLM needs), ``none``, or a list of names."""
+    telemetry: bool = True
+    """Record lookups, stores and loads. Off: corrections only."""
+    otlp_endpoint: str | None = None
+    """Base URL of an OTLP/HTTP receiver; ``/v1/traces`` is appended. None: no spans, unless
+    ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set."""
+    otlp_headers: dict[str, str] = {}
+    """Extra headers for the receiver."""
+    ingest_token: str | None = None
+    """Bearer token for the receiver (``kvlens serve --ingest-token``)."""
+    sample_rate: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 1.0
+    """Share of unremarkable requests whose spans are sent; all others always are."""
+    queue_size: Annotated[int, msgspec.Meta(ge=1024, le=10_000_000)] = 131_072
+    """Facts waiting for the drain thread; beyond it the oldest are dropped and counted."""
+    span_queue_size: Annotated[int, msgspec.Meta(ge=64, le=1_000_000)] = 4_096
+    """Spans waiting for the receiver; beyond it the oldest are dropped and counted."""
+
+
+def load(
+    extra_config: Mapping[str, Any], environ: Mapping[str, str] | None = None
+) -> ConnectorSettings:
+    """Read settings; raises :class:`ConfigError` naming the setting.
+
+    ``extra_config`` is vLLM's ``kv_connector_extra_config``.
+    """
+    section = extra_config.get(SECTION, {})
+    if not isinstance(section, Mapping):
+        raise ConfigError(
+            f'kv_connector_extra_config["{SECTION}"] must be an object of settings, '
+            f"got {type(section).__name__}"
+        )
+    values = _from_environment(os.environ if environ is None else environ)
+    values.update(section)
+    try:
+        settings = msgspec.convert(values, ConnectorSettings, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(ConnectorSettings.__struct_fields__)
+        raise ConfigError(
+            f"kvlens connector setting: {error} (set in kv_connector_extra_config "
+            f'["{SECTION}"] or as {PREFIX}<NAME>; settings are: {known}; '
+            f"lookup is one of: {', '.join(mode.value for mode in LookupMode)})"
+        ) from error
+    if isinstance(settings.corrections, str) and settings.corrections not in ("auto", "none"):
+        raise ConfigError(
+            f"kvlens connector setting corrections: {settings.corrections!r} is neither "
+            '"auto" nor "none" nor a list of names'
+        )
+    return settings
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in ConnectorSettings.__struct_fields__:
+        text = environ.get(PREFIX + name.upper())
+        if text is None or name == "otlp_headers":
+            continue
+        if name == "corrections" and text not in ("auto", "none"):
+            values[name] = [part.strip() for part in text.split(",") if part.strip()]
+        elif name == "telemetry":
+            values[name] = text.strip().lower() in ("1", "true", "yes", "on")
+        else:
+            values[name] = text
+    return values

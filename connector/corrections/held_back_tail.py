@@ -1,0 +1,60 @@
+"""Defect: the last complete chunk of a drafter group is never stored.
+
+While decoding, the trailing chunk of a drafter group is rightly held back: a
+rejected draft may still rewrite it. Once the request has finished nothing can,
+but the chunk was never released: a permanent hole in the prefix (#52735).
+
+Correction: the exclusion ends with the request.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    RequestOffloadState,
+)
+
+NAME = "held_back_tail"
+SUMMARY = "a finished request's last chunk of a drafter group is never stored"
+FIXED_IN = "0.30.0"
+
+
+class _Released(RequestOffloadState):  # type: ignore[misc]
+    """State of a request whose held-back tail is released when it finishes."""
+
+    __slots__ = ()
+
+    def storable_chunks(
+        self, group_config: Any, group_state: Any, num_offloadable_tokens: int
+    ) -> int:
+        if group_config.is_eagle_group and self.req.is_finished():
+            group_config = group_config._replace(is_eagle_group=False)
+        # Named, not super(): a slotted dataclass is rebuilt, which breaks zero-argument super.
+        chunks: int = RequestOffloadState.storable_chunks(
+            self, group_config, group_state, num_offloadable_tokens
+        )
+        return chunks
+
+
+def present() -> bool:
+    """Whether a finished request of 17 + 15 tokens has but one storable 16-token chunk."""
+    state = SimpleNamespace(
+        req=SimpleNamespace(num_prompt_tokens=17, is_finished=lambda: True),
+        config=SimpleNamespace(blocks_per_chunk=1),
+    )
+    group = SimpleNamespace(tokens_per_chunk=16, is_eagle_group=True)
+    group_state = SimpleNamespace(block_ids=[1, 2], offload_keys=[b"a", b"b"])
+    return bool(RequestOffloadState.storable_chunks(state, group, group_state, 32) < 2)
+
+
+def apply(base: type[Any]) -> type[Any]:
+    """Give every request a state that releases its tail."""
+
+    class WithReleasedTail(base):  # type: ignore[misc]
+        def on_new_request(self, request: Any) -> None:
+            super().on_new_request(request)
+            self._req_status[request.request_id].__class__ = _Released
+
+    return WithReleasedTail

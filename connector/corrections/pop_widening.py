@@ -1,0 +1,72 @@
+"""Defect: a full-attention drafter group is popped without being widened.
+
+The lookup gives up the last matched chunk of a drafter group. To afford that
+it asks sliding-window groups for one more chunk, but not full-attention ones:
+there the pop shrinks the boundary below what was asked for, possibly below a
+coarser sibling's chunk, and the whole request is served nothing (#52735).
+
+Correction: ask for one more chunk. The caller pops it when this is the group's
+first pass, and clips it off otherwise, so asking always is exact.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+)
+
+from kvlens.connector.corrections import fakes
+
+NAME = "pop_widening"
+SUMMARY = "full-attention drafter groups are popped without asking for one chunk more"
+FIXED_IN = "0.30.0"
+
+
+def present() -> bool:
+    """Whether 64 resident tokens serve fewer than the 48 that two groups can agree on.
+
+    The first group's chunk is 48 tokens; the second, a drafter group with chunks
+    of 16, has a fourth chunk to give up.
+    """
+    scheduler, status = fakes.lookup_case(
+        OffloadingConnectorScheduler,
+        groups=[(fakes.full_attention(48), 48, False), (fakes.full_attention(16), 16, True)],
+        num_tokens=64,
+    )
+    return bool(fakes.run_lookup(scheduler, status) != 48)
+
+
+def apply(base: type[Any]) -> type[Any]:
+    """Widen prefix queries of drafter groups by one chunk."""
+
+    class WithWidening(base):  # type: ignore[misc]
+        def _maximal_prefix_lookup(
+            self,
+            keys: Any,
+            req_context: Any,
+            req: Any,
+            group_config: Any,
+            start_chunk_idx: int,
+        ) -> int | None:
+            if group_config.is_eagle_group:
+                status = self._req_status[req.request_id]
+                index = self._kvlens_group_position[group_config.group_idx]
+                every = status.group_states[index].offload_keys
+                end = start_chunk_idx + len(keys)
+                if end < len(every):
+                    keys = every[start_chunk_idx : end + 1]
+            found: int | None = super()._maximal_prefix_lookup(
+                keys, req_context, req, group_config, start_chunk_idx
+            )
+            return found
+
+        def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
+            super().__init__(spec, vllm_config, kv_cache_config)
+            self._kvlens_group_position = {
+                group.group_idx: position
+                for position, group in enumerate(self.config.kv_group_configs)
+            }
+
+    return WithWidening

@@ -1,0 +1,117 @@
+"""Offloading between host buffers, for machines without a GPU.
+
+vLLM's ``CPUOffloadingSpec`` refuses a CPU platform. This spec keeps its
+scheduler side (the same manager, policies and sizes) and gives it a worker
+that copies between vLLM's KV buffers and a buffer of its own, in a thread:
+real blocks, real bytes, asynchronous as on a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+
+from kvlens.connector import compat
+
+
+class HostMemoryWorker(OffloadingWorker):  # type: ignore[misc]
+    """Copies chunks between KV blocks and host slots.
+
+    A slot holds one chunk of one group: ``blocks_per_chunk`` pages of each of
+    the group's tensors, so each tensor has a mirror of shape
+    ``(slots, blocks_per_chunk, page bytes)``.
+    """
+
+    def __init__(self, kv_caches: Any, blocks_per_chunk: int, slots: int) -> None:
+        self._caches = kv_caches
+        self._blocks_per_chunk = blocks_per_chunk
+        self._mirrors = [
+            torch.zeros((slots, blocks_per_chunk, item.page_size_bytes), dtype=torch.int8)
+            for item in kv_caches.tensors
+        ]
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvlens-copy")
+        self._jobs: dict[int, Future[TransferResult]] = {}
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Start copying blocks ``src_spec`` into slots ``dst_spec``."""
+        self._jobs[job_id] = self._pool.submit(self._copy, job_id, src_spec, dst_spec, True)
+        return True
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        """Start copying slots ``src_spec`` into blocks ``dst_spec``."""
+        self._jobs[job_id] = self._pool.submit(self._copy, job_id, dst_spec, src_spec, False)
+        return True
+
+    def get_finished(self) -> list[TransferResult]:
+        """Results of the jobs that ended since the last call."""
+        ended = [job_id for job_id, future in self._jobs.items() if future.done()]
+        return [self._jobs.pop(job_id).result() for job_id in ended]
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until the given jobs have ended; they stay to be collected."""
+        for job_id in job_ids:
+            if (future := self._jobs.get(job_id)) is not None:
+                future.result()
+
+    def shutdown(self) -> None:
+        """Finish running copies and stop."""
+        self._pool.shutdown(wait=True)
+
+    def _copy(self, job_id: int, gpu: Any, host: Any, store: bool) -> TransferResult:
+        start = time.perf_counter()
+        size = 0
+        for group, blocks, slots, pages in self._groups(gpu, host):
+            for ref in self._caches.group_data_refs[group]:
+                cache = self._caches.tensors[ref.tensor_idx].tensor
+                mirror = self._mirrors[ref.tensor_idx]
+                width = ref.page_size_bytes
+                if store:
+                    mirror[slots, pages, :width] = cache[blocks, :width]
+                else:
+                    cache[blocks, :width] = mirror[slots, pages, :width]
+                size += width * len(blocks)
+        return TransferResult(job_id, True, size, time.perf_counter() - start)
+
+    def _groups(self, gpu: Any, host: Any) -> Any:
+        """Yield (group, block ids, slot ids, page in slot), one entry per block each."""
+        gpu_at = host_at = 0
+        for group, (count, first) in enumerate(
+            zip(gpu.group_sizes, gpu.block_indices, strict=True)
+        ):
+            if not count:
+                continue
+            # The first block may lie inside a chunk: skip the pages before it.
+            pages = first % self._blocks_per_chunk + np.arange(count)
+            slot_count = int(pages[-1]) // self._blocks_per_chunk + 1
+            slot_ids = host.block_ids[host_at : host_at + slot_count]
+            yield (
+                group,
+                torch.from_numpy(gpu.block_ids[gpu_at : gpu_at + count].astype(np.int64)),
+                torch.from_numpy(slot_ids[pages // self._blocks_per_chunk].astype(np.int64)),
+                torch.from_numpy(pages % self._blocks_per_chunk),
+            )
+            gpu_at += count
+            host_at += slot_count
+
+
+class HostMemoryOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+    """``CPUOffloadingSpec`` for machines whose device is the CPU.
+
+    On CUDA and XPU it is the stock spec, so one configuration serves both.
+    """
+
+    def get_worker(self, kv_caches: Any) -> Any:
+        """The stock worker where vLLM has one, else the host copier."""
+        if current_platform.is_cuda_alike() or current_platform.is_xpu():
+            return super().get_worker(kv_caches)
+        if not self._worker:
+            slots = compat.capacity_chunks(self) or 0
+            self._worker = HostMemoryWorker(kv_caches, self.blocks_per_chunk, slots)
+        return self._worker

@@ -1,0 +1,181 @@
+"""Appends facts on the scheduler thread, and nothing else.
+
+Every method here is called between two of vLLM's own steps. None raises, none
+blocks, none asks the offloading manager anything. What a fact costs is one
+tuple; all thinking happens on the drain thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Concatenate, ParamSpec, Protocol
+
+from kvlens.telemetry import facts
+
+P = ParamSpec("P")
+
+
+class Sink(Protocol):
+    """Where facts go (``telemetry.recorder.Recorder``)."""
+
+    def append(self, fact: tuple[Any, ...]) -> None:
+        """Take one fact; never raises, never blocks."""
+
+
+def raise_errors() -> bool:
+    """Whether errors of ours are raised: under pytest they are defects."""
+    return "pytest" in sys.modules
+
+
+def contained(
+    method: Callable[Concatenate[Observer, P], None],
+) -> Callable[Concatenate[Observer, P], None]:
+    """Keep any error of ours away from vLLM; it becomes a fact and is counted."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def guarded(self: Observer, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:
+            if raise_errors():
+                raise
+            self.sink.append(
+                (facts.ERROR, monotonic_ns(), name, f"{type(error).__name__}: {error}")
+            )
+
+    return guarded
+
+
+class Observer:
+    """Turns what the scheduler does into facts."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.queries: list[facts.Query] = []
+        """Queries of the lookup that runs now; filled by the innermost hooks."""
+
+    @contained
+    def added(self, request: Any, status: Any) -> None:
+        """A request reached the scheduler."""
+        self.sink.append(
+            (
+                facts.ADDED,
+                monotonic_ns(),
+                request.request_id,
+                request.arrival_time,
+                request.num_prompt_tokens,
+                getattr(request, "trace_headers", None),
+                bool(getattr(request, "skip_reading_prefix_cache", False)),
+                getattr(status, "max_offload_tokens", None),
+            )
+        )
+
+    @contained
+    def looked_up(
+        self,
+        start_ns: int,
+        request: Any,
+        status: Any,
+        local_tokens: int,
+        result: int | None,
+        in_transfer: bool,
+        cap: int | None,
+    ) -> None:
+        """A lookup was answered or deferred."""
+        queries, self.queries = self.queries, []
+        self.sink.append(
+            (
+                facts.LOOKUP,
+                start_ns,
+                request.request_id,
+                monotonic_ns(),
+                local_tokens,
+                request.num_tokens,
+                result,
+                queries,
+                [(state.offload_keys, len(state.offload_keys)) for state in status.group_states],
+                in_transfer,
+                getattr(status, "partial_tail_boundary", None),
+                cap,
+            )
+        )
+
+    @contained
+    def admitted(self, request: Any, external_tokens: int, scheduler: Any) -> None:
+        """Blocks were allocated for a request, with ``external_tokens`` to load."""
+        job_id = None
+        keys: facts.Keys = ()
+        if external_tokens:
+            job_id = next(reversed(scheduler._current_batch_load_jobs))
+            keys = scheduler._jobs[job_id].keys
+        self.sink.append(
+            (facts.ADMITTED, monotonic_ns(), request.request_id, external_tokens, job_id, keys)
+        )
+
+    @contained
+    def offered(self, keys: facts.Keys, req_context: Any, output: Any) -> None:
+        """Keys were offered to the manager; ``output`` None means refused."""
+        accepted = None if output is None else output.keys_to_store
+        evicted = () if output is None else output.evicted_keys
+        self.sink.append(
+            (facts.OFFERED, monotonic_ns(), req_context.req_id, keys, accepted, evicted)
+        )
+
+    @contained
+    def stored(self, keys: facts.Keys, success: bool) -> None:
+        """The manager was told that a store completed."""
+        self.sink.append((facts.STORED, monotonic_ns(), keys, success))
+
+    @contained
+    def loaded(self, keys: facts.Keys) -> None:
+        """The manager was told that a load completed."""
+        self.sink.append((facts.LOADED, monotonic_ns(), keys))
+
+    @contained
+    def scheduled(self, meta: Any, scheduler_output: Any, scheduler: Any) -> None:
+        """A step left the scheduler: its store jobs and preemptions."""
+        if meta.store_jobs:
+            now = monotonic_ns()
+            for job_id, job in meta.store_jobs.items():
+                status = scheduler._jobs.get(job_id)
+                if status is not None:
+                    self.sink.append((facts.STORE_JOB, now, job.req_id, job_id, status.keys))
+        preempted = scheduler_output.preempted_req_ids
+        if preempted:
+            self.sink.append((facts.PREEMPTED, monotonic_ns(), tuple(preempted)))
+
+    @contained
+    def transferred(self, connector_output: Any) -> None:
+        """Workers reported finished jobs with their own measurements."""
+        meta = connector_output.kv_connector_worker_meta
+        transfers = getattr(meta, "transfers", None)
+        if transfers:
+            now = monotonic_ns()
+            for job_id, (size, seconds) in transfers.items():
+                self.sink.append((facts.TRANSFERRED, now, job_id, size, seconds))
+
+    @contained
+    def finished(self, request: Any, status: Any, aborted: bool) -> None:
+        """A request ended; its blocks are still there."""
+        prompt, tokens = request.num_prompt_tokens, request.num_tokens
+        computed = request.num_computed_tokens if aborted else max(prompt, tokens - 1)
+        self.sink.append(
+            (
+                facts.FINISHED,
+                monotonic_ns(),
+                request.request_id,
+                str(request.get_finished_reason() or ""),
+                tokens,
+                min(computed, tokens),
+                [(state.offload_keys, len(state.offload_keys)) for state in status.group_states],
+            )
+        )
+
+    @contained
+    def reset(self) -> None:
+        """The offload tier was emptied."""
+        self.sink.append((facts.RESET, monotonic_ns()))

@@ -1,0 +1,177 @@
+"""``KVLensOffloadingConnector``: drop-in for vLLM's ``OffloadingConnector``.
+
+Loaded by configuration alone::
+
+    --kv-transfer-config '{"kv_connector": "KVLensOffloadingConnector",
+        "kv_connector_module_path": "kvlens.connector", "kv_role": "kv_both", ...}'
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector as stock
+from vllm.logger import init_logger
+
+import kvlens.telemetry
+from kvlens.connector import compat, config, corrections, layout, prom, worker
+from kvlens.connector.observer import Observer
+from kvlens.connector.scheduler import scheduler_class
+from kvlens.telemetry.records import Correction, EngineInfo
+from kvlens.telemetry.recorder import Recorder
+from kvlens.telemetry.sinks.otel import SpanSink
+from kvlens.telemetry.sinks.prometheus import StatsSink
+
+logger = init_logger(__name__)
+
+
+class KVLensOffloadingConnector(stock.OffloadingConnector):  # type: ignore[misc]
+    """vLLM's connector, corrected and observed."""
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        if warning := compat.require_supported():
+            logger.warning(warning)
+        transfer = vllm_config.kv_transfer_config
+        self._settings = config.load(transfer.kv_connector_extra_config)
+        self._recorder: Recorder | None = None
+        self._stats: StatsSink | None = None
+        planned = corrections.plan(self._settings)
+        spec: list[Any] = []
+        with _built_as(scheduler_class(planned), spec):
+            super().__init__(vllm_config, role, kv_cache_config)
+        if role == KVConnectorRole.SCHEDULER:
+            self._start(vllm_config, kv_cache_config, planned, spec[0])
+
+    def _start(
+        self, vllm_config: Any, kv_cache_config: Any, planned: list[Correction], spec: Any
+    ) -> None:
+        info = EngineInfo(
+            engine_id=str(vllm_config.kv_transfer_config.engine_id),
+            incarnation_id=uuid.uuid4().hex,
+            model=str(vllm_config.model_config.served_model_name or vllm_config.model_config.model),
+            started_at=time.time(),
+            kvlens_version=kvlens.telemetry.__version__,
+            vllm_version=compat.vllm_version(),
+            layout=layout.describe(self.connector_scheduler, kv_cache_config),
+            lookup=self._settings.lookup.value,
+            corrections=planned,
+            dp_rank=int(vllm_config.parallel_config.data_parallel_rank),
+            host=socket.gethostname(),
+            block_drop=compat.drops_last_block(vllm_config),
+            capacity_chunks=compat.capacity_chunks(spec),
+            offload_prompt_only=bool(getattr(spec, "offload_prompt_only", True)),
+            store_threshold=int(spec.extra_config.get("store_threshold", 0)),
+        )
+        _announce(info)
+        if not self._settings.telemetry:
+            return
+        self._stats = StatsSink(info)
+        spans = SpanSink.from_settings(
+            info,
+            endpoint=self._settings.otlp_endpoint,
+            headers=self._settings.otlp_headers,
+            token=self._settings.ingest_token,
+            queue_size=self._settings.span_queue_size,
+        )
+        self._recorder = Recorder(
+            info,
+            metrics=self._stats,
+            sinks=[spans] if spans is not None else [],
+            queue_size=self._settings.queue_size,
+            sample_rate=self._settings.sample_rate,
+        )
+        self._recorder.start()
+        assert self.connector_scheduler is not None
+        self.connector_scheduler.observe(Observer(self._recorder))
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder of this engine; None on workers and without telemetry."""
+        return self._recorder
+
+    def register_kv_caches(self, kv_caches: Any) -> None:
+        """Register the caches, then measure each transfer job of the worker."""
+        super().register_kv_caches(kv_caches)
+        if self._settings.telemetry:
+            worker.measure_jobs(self.connector_worker)
+
+    def build_connector_worker_meta(self) -> Any:
+        """Completed jobs of this worker, with size and time of each."""
+        return worker.with_transfers(self.connector_worker, super().build_connector_worker_meta())
+
+    def get_kv_connector_stats(self) -> Any:
+        """vLLM's stats of this step, with ours beside them."""
+        stats = super().get_kv_connector_stats()
+        if self._stats is None:
+            return stats
+        return prom.merge(stats, self._stats.take())
+
+    def shutdown(self) -> None:
+        """Shut down vLLM's part, then drain and send what is left."""
+        super().shutdown()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
+        """Stats for vLLM's log, which leaves ours out."""
+        return prom.LoggedStats(data=data) if data is not None else prom.LoggedStats()
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Any:
+        """Metrics on vLLM's own ``/metrics``, ours with all children at 0."""
+        return prom.KVLensPromMetrics(
+            vllm_config, metric_types, labelnames, per_engine_labelvalues
+        )
+
+
+@contextmanager
+def _built_as(cls: type[Any], spec_out: list[Any]) -> Iterator[None]:
+    """Let vLLM's constructor build ``cls`` as its scheduler, and keep the spec.
+
+    vLLM's constructor names its scheduler class directly; replacing the name
+    while it runs is the one boundary that needs no copy of that constructor.
+    """
+
+    def build(spec: Any, *args: Any, **kwargs: Any) -> Any:
+        spec_out.append(spec)
+        return cls(spec, *args, **kwargs)
+
+    original = stock.OffloadingConnectorScheduler
+    stock.OffloadingConnectorScheduler = build
+    try:
+        yield
+    finally:
+        stock.OffloadingConnectorScheduler = original
+
+
+def _announce(info: EngineInfo) -> None:
+    drafters = [g.kv_group for g in info.layout.groups if g.drafter_used]
+    logger.info(
+        "kvlens %s on vLLM %s (pid %d): lookup %s, groups %s, drafter groups %s, capacity %s chunks",
+        info.kvlens_version,
+        info.vllm_version,
+        os.getpid(),
+        info.lookup,
+        [f"{g.kv_group}:{g.group_kind}/{g.tokens_per_chunk}" for g in info.layout.groups],
+        drafters,
+        info.capacity_chunks,
+    )
+    for item in info.corrections:
+        log = logger.warning if item.state == "unknown" else logger.info
+        log("kvlens correction %s: %s (%s)", item.name, item.state, item.reason)
+
+

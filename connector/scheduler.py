@@ -1,0 +1,153 @@
+"""The scheduler-side class: vLLM's own, the corrections, and hooks around both.
+
+The class is put together at start, innermost first::
+
+    OffloadingConnectorScheduler   vLLM
+    QueryHooks                     sees each group query as it is really asked
+    corrections                    only those that this vLLM needs
+    RequestHooks                   sees each call as vLLM's scheduler makes it
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+)
+from vllm.v1.request import RequestStatus
+
+from kvlens.connector import compat, corrections
+from kvlens.connector.observer import Observer
+from kvlens.telemetry.records import Correction
+
+
+class QueryHooks(OffloadingConnectorScheduler):  # type: ignore[misc]
+    """Notes what each group was asked and how many chunks were found."""
+
+    observer: Observer | None = None
+
+    def _maximal_prefix_lookup(self, keys: Any, *args: Any, **kwargs: Any) -> int | None:
+        hits: int | None = super()._maximal_prefix_lookup(keys, *args, **kwargs)
+        if self.observer is not None:
+            self.observer.queries.append((keys, hits, None))
+        return hits
+
+    def _sliding_window_lookup(
+        self, keys: Any, sliding_window_size: int, *args: Any, **kwargs: Any
+    ) -> int | None:
+        hits: int | None = super()._sliding_window_lookup(
+            keys, sliding_window_size, *args, **kwargs
+        )
+        if self.observer is not None:
+            self.observer.queries.append((keys, hits, sliding_window_size))
+        return hits
+
+
+def _request_hooks(base: type[Any]) -> type[Any]:
+    class RequestHooks(base):  # type: ignore[misc]
+        """Notes lookups, admissions, stores, loads and ends of requests."""
+
+        def observe(self, observer: Observer) -> None:
+            """Start observing: from here on facts are appended."""
+            _wrap_manager(self.manager, observer)
+            self.observer = observer
+
+        def on_new_request(self, request: Any) -> None:
+            super().on_new_request(request)
+            if self.observer is not None:
+                self.observer.added(request, self._req_status.get(request.request_id))
+
+        def get_num_new_matched_tokens(
+            self, request: Any, num_computed_tokens: int, *args: Any, **kwargs: Any
+        ) -> tuple[int | None, bool]:
+            observer = self.observer
+            if observer is None:
+                answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+                    request, num_computed_tokens, *args, **kwargs
+                )
+                return answer
+            status = self._req_status[request.request_id]
+            in_transfer = bool(status.transfer_jobs)
+            observer.queries = []
+            start = monotonic_ns()
+            answer = super().get_num_new_matched_tokens(
+                request, num_computed_tokens, *args, **kwargs
+            )
+            max_new = kwargs.get("max_num_new_tokens", args[0] if args else None)
+            observer.looked_up(
+                start,
+                request,
+                status,
+                num_computed_tokens,
+                answer[0],
+                in_transfer,
+                compat.load_cap(status, max_new),
+            )
+            return answer
+
+        def update_state_after_alloc(
+            self, request: Any, blocks: Any, num_external_tokens: int
+        ) -> None:
+            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            if self.observer is not None:
+                self.observer.admitted(request, num_external_tokens, self)
+
+        def build_connector_meta(self, scheduler_output: Any) -> Any:
+            meta = super().build_connector_meta(scheduler_output)
+            if self.observer is not None:
+                self.observer.scheduled(meta, scheduler_output, self)
+            return meta
+
+        def update_connector_output(self, connector_output: Any) -> None:
+            if self.observer is not None:
+                self.observer.transferred(connector_output)
+            super().update_connector_output(connector_output)
+
+        def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+            status = self._req_status.get(request.request_id)
+            answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request)
+            if self.observer is not None and status is not None:
+                aborted = request.status is RequestStatus.FINISHED_ABORTED
+                self.observer.finished(request, status, aborted)
+            return answer
+
+        def reset_cache(self) -> None:
+            super().reset_cache()
+            if self.observer is not None:
+                self.observer.reset()
+
+    return RequestHooks
+
+
+def _wrap_manager(manager: Any, observer: Observer) -> None:
+    """See what the manager takes, refuses, evicts and completes.
+
+    Wraps the primary tier of a tiered manager, which is where chunks that can
+    be loaded live. Only methods that the scheduler calls anyway are wrapped.
+    """
+    primary = getattr(manager, "primary_tier", manager)
+    prepare_store, complete_store = primary.prepare_store, primary.complete_store
+    complete_load = primary.complete_load
+
+    def prepare(keys: Any, req_context: Any, *args: Any, **kwargs: Any) -> Any:
+        output = prepare_store(keys, req_context, *args, **kwargs)
+        observer.offered(keys, req_context, output)
+        return output
+
+    def complete(keys: Any, req_context: Any, success: bool = True) -> None:
+        complete_store(keys, req_context, success)
+        observer.stored(keys, success)
+
+    def loaded(keys: Any, req_context: Any) -> None:
+        complete_load(keys, req_context)
+        observer.loaded(keys)
+
+    primary.prepare_store, primary.complete_store = prepare, complete
+    primary.complete_load = loaded
+
+
+def scheduler_class(planned: list[Correction]) -> type[Any]:
+    """The scheduler class for this engine, with the active corrections."""
+    return _request_hooks(corrections.apply(QueryHooks, planned))

@@ -1,0 +1,152 @@
+"""Each correction: present in 0.29 only, and what it changes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from packaging.version import Version
+from scheduling import Group, Request, add, build, served, store_all
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.request import RequestStatus
+
+from kvlens.connector import compat, corrections
+from kvlens.connector.config import ConfigError, load
+
+AFFECTED = Version(compat.vllm_version()) < Version("0.30")
+NAMES = [module.NAME for module in corrections.ALL]
+
+
+def without(name):
+    """Settings with every correction but one."""
+    return {"corrections": [other for other in NAMES if other != name]}
+
+
+def test_the_probes_tell_which_vllm_is_affected():
+    planned = {item.name: item.state for item in corrections.plan(load({}, {}))}
+    assert planned == dict.fromkeys(NAMES, "active" if AFFECTED else "not_needed")
+
+
+def test_stock_mode_and_switches_turn_corrections_off():
+    for settings in ({"lookup": "stock"}, {"corrections": "none"}, {"corrections": []}):
+        planned = corrections.plan(load({"kvlens": settings}, {}))
+        assert {item.state for item in planned} == {"off"}
+    only = corrections.plan(load({"kvlens": {"corrections": ["load_start"]}}, {}))
+    assert [i.name for i in only if i.state != "off"] == ["load_start"]
+
+
+def test_an_unknown_correction_is_named():
+    with pytest.raises(ConfigError, match=r"unknown turbo; known are drafter_fallback"):
+        corrections.plan(load({"kvlens": {"corrections": ["turbo"]}}, {}))
+
+
+def test_a_probe_that_fails_leaves_the_correction_out(monkeypatch):
+    module = corrections.ALL[0]
+
+    def broken():
+        raise AttributeError("vLLM moved it")
+
+    monkeypatch.setattr(module, "present", broken)
+    item = corrections.plan(load({}, {}))[0]
+    assert (item.state, item.reason) == ("unknown", "the probe failed: AttributeError: vLLM moved it")
+
+
+# F1: one full-attention and three recurrent groups, chunk 2128, none annotated.
+@pytest.mark.parametrize("chunks", [1, 2, 3, 17])
+def test_drafter_fallback(chunks):
+    groups = [Group("full_attention", 2128), *[Group("mamba", 2128)] * 3]
+
+    def run(settings):
+        scheduler = build(groups, settings=settings, tokens_per_hash=2128)
+        request = Request("a", 2128 * chunks + 5, tokens_per_hash=2128)
+        store_all(scheduler, request)
+        return served(scheduler, request)
+
+    assert run({}) == 2128 * chunks
+    assert run(without("drafter_fallback")) == 2128 * (chunks - 1 if AFFECTED else chunks)
+
+
+# F7: full-attention drafter chunk 16 beside recurrent 64, prompt of 81 tokens, all stored.
+def test_pop_widening():
+    groups = [Group("full_attention", 16, drafter=True), Group("mamba", 64)]
+
+    def run(settings):
+        scheduler = build(groups, settings=settings)
+        request = Request("a", 81)
+        store_all(scheduler, request)
+        return served(scheduler, request)
+
+    assert run({}) == 64
+    assert run(without("pop_widening")) == (0 if AFFECTED else 64)
+
+
+def finish(scheduler, request, blocks):
+    """Finish a request whose groups hold ``blocks`` blocks; returns chunks offered."""
+    status = add(scheduler, request)
+    for group in status.group_states:
+        group.block_ids = list(range(1, blocks + 1))
+    request.status = RequestStatus.FINISHED_STOPPED
+    offered = []
+    prepare = scheduler.manager.prepare_store
+
+    def record(keys, *args):
+        offered.extend(keys)
+        return prepare(keys, *args)
+
+    scheduler.manager.prepare_store = record
+    scheduler.request_finished(request)
+    scheduler._build_store_jobs(
+        SimpleNamespace(num_scheduled_tokens={}, finished_req_ids={request.request_id})
+    )
+    return len(offered)
+
+
+# F15: the last complete chunk of a drafter group at finish.
+def test_held_back_tail():
+    def run(settings):
+        groups = [Group("full_attention", 16, drafter=True)]
+        scheduler = build(groups, settings=settings, offload_prompt_only=False)
+        return finish(scheduler, Request("a", 17, output_tokens=16), blocks=3)
+
+    assert run({}) == 2
+    assert run(without("held_back_tail")) == (1 if AFFECTED else 2)
+
+
+# F14: generation ends on a block boundary; the last sampled token has no KV.
+def test_token_watermark():
+    def run(settings):
+        groups = [Group("full_attention", 16)]
+        scheduler = build(groups, settings=settings, offload_prompt_only=False)
+        return finish(scheduler, Request("a", 17, output_tokens=15), blocks=2)
+
+    assert run({}) == 1
+    assert run(without("token_watermark")) == (2 if AFFECTED else 1)
+
+
+def block(block_id, block_hash=None, is_null=False):
+    return SimpleNamespace(block_id=block_id, block_hash=block_hash, is_null=is_null)
+
+
+# #52807: a recurrent group holds an unhashed block below the local boundary.
+def test_load_start():
+    def run(settings):
+        groups = [Group("full_attention", 16), Group("mamba", 16)]
+        scheduler = build(groups, settings=settings, block_drop=False)
+        request = Request("a", 50)
+        store_all(scheduler, request)
+        assert served(scheduler, request, local_tokens=32) == 16
+        attention = [block(1, b"1"), block(2, b"2"), block(3)]
+        recurrent = [block(4), block(5, b"5"), block(6)]
+        scheduler.update_state_after_alloc(
+            request, KVCacheBlocks(blocks=(attention, recurrent)), 16
+        )
+        (job,) = scheduler._current_batch_load_jobs.values()
+        return job.dst_spec.block_ids.tolist()
+
+    assert run({}) == [3, 6]
+    if AFFECTED:
+        with pytest.raises(AssertionError):
+            run(without("load_start"))
+    else:
+        assert run(without("load_start")) == [3, 6]
