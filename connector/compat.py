@@ -13,6 +13,7 @@ from typing import Any
 import vllm
 from packaging.version import InvalidVersion, Version
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    GroupOffloadConfig,
     OffloadingConnectorScheduler,
     RequestOffloadState,
     SchedulerOffloadConfig,
@@ -113,6 +114,11 @@ def drops_last_block(vllm_config: Any) -> bool:
         if method is not None:
             return bool(method())
     return False
+
+
+def reaches_load_window() -> bool:
+    """Whether lookups ask windowed groups as far back as allocation will load (0.32)."""
+    return hasattr(GroupOffloadConfig, "load_window_size_in_chunks")
 
 
 def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:

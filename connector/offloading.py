@@ -8,6 +8,7 @@ Loaded by configuration alone::
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
@@ -18,10 +19,9 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector as stock
-from vllm.logger import init_logger
 
 import kvlens.telemetry
-from kvlens.connector import compat, config, corrections, layout, prom, worker
+from kvlens.connector import compat, config, corrections, layout, logs, prom, worker
 from kvlens.connector.observer import Observer
 from kvlens.connector.scheduler import scheduler_class
 from kvlens.telemetry.records import Correction, EngineInfo
@@ -29,13 +29,14 @@ from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.sinks.otel import SpanSink
 from kvlens.telemetry.sinks.prometheus import StatsSink
 
-logger = init_logger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class KVLensOffloadingConnector(stock.OffloadingConnector):  # type: ignore[misc]
     """vLLM's connector, corrected and observed."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        logs.join_vllm()
         if warning := compat.require_supported():
             logger.warning(warning)
         transfer = vllm_config.kv_transfer_config
@@ -65,6 +66,8 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):  # type: ignore[misc
             dp_rank=int(vllm_config.parallel_config.data_parallel_rank),
             host=socket.gethostname(),
             block_drop=compat.drops_last_block(vllm_config),
+            widens=corrections.widens(planned),
+            load_window=compat.reaches_load_window(),
             capacity_chunks=compat.capacity_chunks(spec),
             offload_prompt_only=bool(getattr(spec, "offload_prompt_only", True)),
             store_threshold=int(spec.extra_config.get("store_threshold", 0)),

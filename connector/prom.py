@@ -6,6 +6,7 @@ vLLM's own shape: ``{"types": {name: type}, "data": {name: {labels: value}}}``.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import prometheus_client
@@ -13,13 +14,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
     OffloadPromMetrics,
 )
-from vllm.logger import init_logger
 
 from kvlens.connector.observer import raise_errors
 from kvlens.telemetry.semconv import GROUP_INFO, GROUP_LABELS, METRICS, METRICS_BY_NAME, Metric
 from kvlens.telemetry.sinks.prometheus import Payload
 
-logger = init_logger(__name__)
+logger = logging.getLogger(__name__)
 
 _TYPES, _DATA = "types", "data"
 

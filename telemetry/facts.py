@@ -33,6 +33,7 @@ FINISHED: Final = 8
 PREEMPTED: Final = 9
 RESET: Final = 10
 ERROR: Final = 11
+LOST: Final = 12
 
 
 class Added(NamedTuple):
@@ -153,14 +154,23 @@ class ObserverError(NamedTuple):
     text: str
 
 
+class Lost(NamedTuple):
+    """Facts were dropped here because the queue was full."""
+
+    time_ns: int
+    count: int
+    state_lost: bool
+    """One of them changed residency, which is unknown from here on."""
+
+
 Fact = Union[
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
-    Preempted, Reset, ObserverError,
+    Preempted, Reset, ObserverError, Lost,
 ]  # fmt: skip
 
 _TYPES: Final[tuple[Any, ...]] = (
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
-    Preempted, Reset, ObserverError,
+    Preempted, Reset, ObserverError, Lost,
 )  # fmt: skip
 
 STATE_KINDS: Final = frozenset({OFFERED, STORE_JOB, STORED, RESET})

@@ -85,6 +85,10 @@ class EngineInfo(Struct):
     host: str = ""
     block_drop: bool = False
     """Whether speculative decoding drops the volatile last block."""
+    widens: bool = True
+    """Whether the search asks every drafter group for one chunk more than it keeps."""
+    load_window: bool = True
+    """Whether the search asks windowed groups as far back as a load will reach."""
     capacity_chunks: int | None = None
     offload_prompt_only: bool = True
     store_threshold: int = 0

@@ -81,3 +81,9 @@ def apply(base: type[Any], planned: list[Correction]) -> type[Any]:
         if module.NAME in active:
             base = module.apply(base)
     return base
+
+
+def widens(planned: list[Correction]) -> bool:
+    """Whether every drafter group is asked for one chunk more, corrected or not."""
+    state = {item.name: item.state for item in planned}[pop_widening.NAME]
+    return state in ("active", "not_needed") or not pop_widening.present()

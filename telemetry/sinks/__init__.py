@@ -1,1 +1,39 @@
-"""Where finished records go: Prometheus (through vLLM), OTLP spans."""
+"""Where finished records and numbers go: Prometheus (through vLLM), OTLP spans."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvlens.telemetry.records import RequestRecord
+from kvlens.telemetry.semconv import Metric
+
+Labels = tuple[str, ...]
+
+
+class MetricSink(Protocol):
+    """Takes numbers; called on the drain thread only."""
+
+    def count(self, metric: Metric, value: float = 1, labels: Labels = ()) -> None:
+        """Add to a counter."""
+
+    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        """Add one sample to a histogram."""
+
+    def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        """Set a gauge."""
+
+
+class RecordSink(Protocol):
+    """Takes records; called on the drain thread only."""
+
+    dropped: int
+    """Spans or records dropped so far because the receiver was too slow."""
+
+    def request(self, record: RequestRecord) -> None:
+        """Take the record of a finished request."""
+
+    def deferral(self, record: RequestRecord) -> None:
+        """Take an in-flight record of a request that waits for a deferred lookup."""
+
+    def close(self) -> None:
+        """Send what is left, within a bounded time."""

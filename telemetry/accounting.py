@@ -1,0 +1,138 @@
+"""Counting: lookups, chunks and stores as metrics, and what a request computed."""
+
+from __future__ import annotations
+
+from kvlens.telemetry import facts, semconv
+from kvlens.telemetry.records import EngineInfo, GroupChunks, Layout, Store
+from kvlens.telemetry.requests import Answer, OpenRequest
+from kvlens.telemetry.residency import LIVE, Residency, State
+from kvlens.telemetry.semconv import Exit, Metric
+from kvlens.telemetry.sinks import Labels, MetricSink
+from kvlens.telemetry.transfers import count_by_group
+
+
+class Counters:
+    """Numbers of one engine, by its KV-cache groups."""
+
+    def __init__(self, layout: Layout, metrics: MetricSink) -> None:
+        self._metrics = metrics
+        self._labels: dict[int, Labels] = {
+            group.kv_group: (str(group.kv_group), group.group_kind) for group in layout.groups
+        }
+        self._gauges: dict[tuple[str, Labels], int] = {}
+
+    def exit(self, how: Exit) -> None:
+        """One lookup ended."""
+        self._metrics.count(semconv.LOOKUPS, 1, (str(how),))
+
+    def answered(self, answer: Answer) -> None:
+        """One lookup was answered and its exit is final."""
+        answer.counted = True
+        lookup = answer.lookup
+        self.exit(Exit(lookup.exit))
+        self._metrics.observe(semconv.LOOKUP_SECONDS, lookup.seconds)
+        for group in lookup.groups:
+            if not group.pass_number:
+                continue
+            labels = self._labels[group.kv_group]
+            if group.popped:
+                self._metrics.count(semconv.POPS, group.popped, labels)
+            if group.pass_number == 1:
+                self._metrics.observe(semconv.LOOKUP_WIDTH, group.width, labels)
+                self._metrics.observe(semconv.LOOKUP_HITS, group.raw_hits or 0, labels)
+        if lookup.vetoing_group is not None:
+            self._metrics.count(semconv.VETOES, 1, self._labels[lookup.vetoing_group])
+
+    def chunks(self, metric: Metric, keys: facts.Keys) -> None:
+        """Count chunks by group."""
+        for kv_group, count in count_by_group(keys).items():
+            if (labels := self._labels.get(kv_group)) is not None:
+                self._metrics.count(metric, count, labels)
+
+    def offer(self, fact: facts.Offered, residency: Residency, time: float) -> Store:
+        """Count one offer; returns its record. Call before residency replays it."""
+        groups = {kv_group: GroupChunks(kv_group=kv_group) for kv_group in self._labels}
+        accepted = None if fact.accepted is None else frozenset(fact.accepted)
+        for key in fact.offered:
+            group = groups[facts.group_of(key)]
+            group.offered += 1
+            if accepted is None:
+                group.refused += 1
+            elif key in accepted:
+                group.stored += 1
+            elif residency.state(key) in LIVE:
+                group.already += 1
+            else:
+                group.excluded += 1
+        if fact.evicted:
+            self.chunks(semconv.EVICTED_CHUNKS, fact.evicted)
+        if accepted is None:
+            self.chunks(semconv.REFUSED_CHUNKS, fact.offered)
+        return Store(
+            time=time,
+            groups=[group for group in groups.values() if group.offered],
+            evictions=len(fact.evicted),
+            refused=accepted is None,
+        )
+
+    def held_back(self, kv_group: int, count: int) -> None:
+        """Count chunks that a finished request never offered."""
+        self._metrics.count(semconv.HELD_BACK_CHUNKS, count, self._labels[kv_group])
+
+    def gauges(self, residency: Residency, deferred: int) -> None:
+        """Set gauges that changed."""
+        values = {(semconv.DEFERRED_REQUESTS.name, ()): deferred}
+        for kv_group, labels in self._labels.items():
+            values[semconv.RESIDENT_CHUNKS.name, labels] = residency.resident_count(kv_group)
+        for (name, labels), value in values.items():
+            if self._gauges.get((name, labels)) != value:
+                self._gauges[name, labels] = value
+                self._metrics.gauge(semconv.METRICS_BY_NAME[name], value, labels)
+
+
+def storable_tokens(info: EngineInfo, request: OpenRequest, finished: facts.Finished) -> int:
+    """Tokens of a finished request that policy lets the engine store."""
+    tokens = finished.computed_tokens
+    if info.offload_prompt_only:
+        tokens = min(tokens, request.added.prompt_tokens)
+    if request.added.max_offload_tokens is not None:
+        tokens = min(tokens, request.added.max_offload_tokens)
+    return tokens
+
+
+def note_computed(
+    info: EngineInfo, residency: Residency, request: OpenRequest, finished: facts.Finished
+) -> None:
+    """Tell residency which complete chunks of attention groups this request computed.
+
+    A recurrent group keeps states only where the engine materialised them, and
+    those it offers: they are known from the offers alone.
+    """
+    storable = storable_tokens(info, request, finished)
+    for group, (keys, length) in zip(info.layout.groups, finished.keys, strict=True):
+        if group.group_kind == semconv.GroupKind.MAMBA:
+            continue
+        every = min(finished.computed_tokens // group.tokens_per_chunk, length)
+        allowed = min(storable // group.tokens_per_chunk, every)
+        residency.computed(keys[:allowed], State.COMPUTED)
+        residency.computed(keys[allowed:every], State.EXCLUDED)
+
+
+def note_held_back(info: EngineInfo, residency: Residency, request: OpenRequest) -> dict[int, int]:
+    """Mark trailing chunks of drafter groups that were never offered; count by group."""
+    finished = request.finished
+    counts: dict[int, int] = {}
+    if finished is None:
+        return counts
+    storable = storable_tokens(info, request, finished)
+    for group, (keys, length) in zip(info.layout.groups, finished.keys, strict=True):
+        if not group.drafter_used:
+            continue
+        end = min(storable // group.tokens_per_chunk, length)
+        start = end
+        while start and residency.state(keys[start - 1]) is State.COMPUTED:
+            start -= 1
+        if start < end:
+            residency.computed(keys[start:end], State.HELD_BACK)
+            counts[group.kv_group] = end - start
+    return counts

@@ -1,0 +1,266 @@
+"""From ordered facts to finished request records; runs on the drain thread."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvlens.telemetry import accounting, facts, lookups, semconv, transfers
+from kvlens.telemetry.emission import Emitter
+from kvlens.telemetry.records import EngineInfo, Load, Store
+from kvlens.telemetry.requests import Answer, OpenRequest
+from kvlens.telemetry.residency import Residency
+from kvlens.telemetry.semconv import DEFERRED_EXITS, Exit
+from kvlens.telemetry.sinks import MetricSink, RecordSink
+from kvlens.telemetry.trace_context import parent_ids
+
+MAX_OPEN = 100_000
+"""Unfinished requests remembered; the oldest is emitted early beyond it."""
+LINGER_NS = 400_000_000
+"""How long a finished request waits for its last stores before it is emitted."""
+SETTLE_NS = 60_000_000
+"""How long a finished request waits for its last stores to be decided."""
+
+
+class Assembler:
+    """Replays facts in order; emits one record per finished request."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        metrics: MetricSink,
+        sinks: Sequence[RecordSink],
+        sample_rate: float = 1.0,
+        wall_offset_ns: int | None = None,
+    ) -> None:
+        self._info = info
+        self._metrics = metrics
+        self._residency = Residency(
+            capacity=info.capacity_chunks, store_threshold=info.store_threshold
+        )
+        # One offset for the whole run: a clock that jumps must not reorder records.
+        self._wall_offset_ns = (
+            time.time_ns() - time.monotonic_ns() if wall_offset_ns is None else wall_offset_ns
+        )
+        self._open: OrderedDict[str, OpenRequest] = OrderedDict()
+        self._finished: deque[OpenRequest] = deque()
+        self._store_jobs: transfers.Jobs[Store] = transfers.Jobs()
+        self._load_jobs: transfers.Jobs[Load] = transfers.Jobs()
+        self._emitter = Emitter(info, metrics, sinks, self._residency, self._wall, sample_rate)
+        self._count = accounting.Counters(info.layout, metrics)
+        self._handlers: dict[int, Callable[[Any], None]] = {
+            facts.ADDED: self._added,
+            facts.LOOKUP: self._looked_up,
+            facts.ADMITTED: self._admitted,
+            facts.OFFERED: self._offered,
+            facts.STORE_JOB: self._store_job,
+            facts.STORED: self._stored,
+            facts.LOADED: self._loaded,
+            facts.TRANSFERRED: self._transferred,
+            facts.FINISHED: self._finish,
+            facts.PREEMPTED: self._preempted,
+            facts.RESET: self._reset,
+            facts.ERROR: lambda _: self.observer_error(),
+            facts.LOST: self._lost,
+        }
+
+    @property
+    def residency(self) -> Residency:
+        """Residency as of the last fact handled."""
+        return self._residency
+
+    def _wall(self, monotonic_ns: int) -> float:
+        return (monotonic_ns + self._wall_offset_ns) / 1e9
+
+    def handle(self, fact: tuple[Any, ...]) -> None:
+        """Replay one fact."""
+        self._handlers[fact[0]](facts.parse(fact))
+
+    def observer_error(self) -> None:
+        """Count an error of ours that was contained."""
+        self._metrics.count(semconv.OBSERVER_ERRORS)
+
+    def tick(self, now_ns: int) -> None:
+        """Emit requests whose stores have settled, and report long deferrals."""
+        while self._finished and self._due(self._finished[0], now_ns):
+            self._emitter.emit(self._finished.popleft())
+        waiting = 0
+        for request in self._open.values():
+            if request.deferred_since_ns is None:
+                continue
+            waiting += 1
+            self._emitter.report_deferral(request, now_ns)
+        self._count.gauges(self._residency, waiting)
+
+    def flush(self) -> None:
+        """Emit all finished requests now."""
+        while self._finished:
+            self._emitter.emit(self._finished.popleft())
+
+    def _due(self, request: OpenRequest, now_ns: int) -> bool:
+        age = now_ns - request.emit_at_ns
+        return age >= LINGER_NS or (age >= SETTLE_NS and not request.pending_jobs)
+
+    def _added(self, fact: facts.Added) -> None:
+        trace_id, parent = parent_ids(fact.trace_headers)
+        self._open[fact.request_id] = OpenRequest(fact, trace_id, parent)
+        if len(self._open) > MAX_OPEN:
+            self._emitter.emit(self._open.popitem(last=False)[1])
+
+    def _looked_up(self, fact: facts.LookedUp) -> None:
+        request = self._open.get(fact.request_id)
+        if request is None:
+            return
+        signature = lookups.signature(fact)
+        if fact.result is None and signature == request.signature:
+            last = request.lookups[-1]
+            last.count += 1
+            last.last_time = self._wall(fact.time_ns)
+            self._count.exit(Exit(last.exit))
+            return
+        if request.answer is not None and not request.answer.counted:
+            # Answered before, not admitted (no blocks free), asked again.
+            if request.answer.fact.result:
+                request.answer.lookup.exit = str(Exit.NOT_ADMITTED)
+            self._count.answered(request.answer)
+        request.attempts += 1
+        lookup = lookups.read(
+            self._info.layout, fact, request.added.skip_reading, request.attempts, self._wall
+        )
+        request.lookups.append(lookup)
+        if Exit(lookup.exit) in DEFERRED_EXITS:
+            request.signature = signature
+            if request.deferred_since_ns is None:
+                request.deferred_since_ns = request.next_deferral_ns = fact.time_ns
+            self._count.exit(Exit(lookup.exit))
+            return
+        request.signature = None
+        self._resume(request, fact.time_ns)
+        request.answer = Answer(fact, lookup)
+        for keys, hits, window in fact.queries:
+            if hits and window is None:
+                self._residency.confirmed(keys[:hits])
+        if not request.admitted:
+            self._emitter.weigh(request.answer, request)
+
+    def _resume(self, request: OpenRequest, now_ns: int) -> None:
+        if request.deferred_since_ns is not None:
+            waited = now_ns - request.deferred_since_ns
+            request.deferral_ns += waited
+            request.deferred_since_ns = None
+            self._metrics.observe(semconv.DEFERRAL_SECONDS, waited / 1e9)
+
+    def _admitted(self, fact: facts.Admitted) -> None:
+        request = self._open.get(fact.request_id)
+        if request is None:
+            return
+        if fact.job_id is not None:
+            load = Load(
+                job_id=fact.job_id,
+                time=self._wall(fact.time_ns),
+                groups=transfers.loaded_groups(fact.load_keys),
+            )
+            request.loads.append(load)
+            self._load_jobs.start(
+                transfers.Job(fact.job_id, fact.request_id, fact.load_keys, load)
+            )
+        answer = request.answer
+        if answer is None or answer.counted:
+            return
+        if answer.fact.result and not fact.external_tokens:
+            answer.lookup.exit = str(Exit.NOT_ADMITTED)
+        self._count.answered(answer)
+        if not request.admitted:
+            request.admitted = True
+            request.served = fact.external_tokens
+            self._emitter.judge(request)
+
+    def _offered(self, fact: facts.Offered) -> None:
+        store = self._count.offer(fact, self._residency, self._wall(fact.time_ns))
+        self._residency.offered(fact.offered, fact.accepted, fact.evicted)
+        if (request := self._find(fact.request_id)) is not None:
+            request.stores.append(store)
+
+    def _find(self, request_id: str) -> OpenRequest | None:
+        """An open request, or one that finished but still waits for its last stores."""
+        request = self._open.get(request_id)
+        if request is None:
+            request = next((r for r in self._finished if r.request_id == request_id), None)
+        return request
+
+    def _store_job(self, fact: facts.StoreJob) -> None:
+        request = self._find(fact.request_id)
+        store = next(
+            (s for s in reversed(request.stores) if s.job_id is None and not s.refused), None
+        ) if request is not None else None  # fmt: skip
+        if request is None or store is None:
+            return
+        store.job_id = fact.job_id
+        request.pending_jobs += 1
+        self._store_jobs.start(transfers.Job(fact.job_id, fact.request_id, fact.keys, store))
+
+    def _stored(self, fact: facts.Stored) -> None:
+        self._residency.stored(fact.keys, fact.success)
+        if fact.success:
+            self._count.chunks(semconv.STORED_CHUNKS, fact.keys)
+        job = self._store_jobs.of_keys(fact.keys)
+        if job is None:
+            return
+        job.record.completed_at = self._wall(fact.time_ns)
+        self._store_jobs.end(job)
+        if (request := self._find(job.request_id)) is not None:
+            request.pending_jobs -= 1
+
+    def _loaded(self, fact: facts.Loaded) -> None:
+        self._count.chunks(semconv.SERVED_CHUNKS, fact.keys)
+        job = self._load_jobs.of_keys(fact.keys)
+        if job is None:
+            return
+        job.record.completed_at = self._wall(fact.time_ns)
+        job.record.latency = max(0.0, job.record.completed_at - job.record.time)
+        self._metrics.observe(semconv.RELOAD_LATENCY, job.record.latency)
+        self._load_jobs.end(job)
+
+    def _transferred(self, fact: facts.Transferred) -> None:
+        for jobs, direction in (
+            (self._store_jobs, semconv.DIRECTION_STORE),
+            (self._load_jobs, semconv.DIRECTION_LOAD),
+        ):
+            job = jobs.of_id(fact.job_id)  # type: ignore[attr-defined]
+            if job is not None:
+                job.record.bytes = fact.bytes
+                job.record.transfer_seconds = fact.seconds
+                self._metrics.observe(semconv.TRANSFER_SECONDS, fact.seconds, (direction,))
+                return
+
+    def _preempted(self, fact: facts.Preempted) -> None:
+        for request_id in fact.request_ids:
+            if (request := self._open.get(request_id)) is not None:
+                request.preemptions += 1
+
+    def _reset(self, fact: facts.Reset) -> None:
+        self._residency.reset()
+        self._store_jobs.clear()
+        self._load_jobs.clear()
+
+    def _lost(self, fact: facts.Lost) -> None:
+        self._metrics.count(semconv.DROPPED_FACTS, fact.count)
+        if fact.state_lost:
+            self._residency.new_epoch()
+
+    def _finish(self, fact: facts.Finished) -> None:
+        request = self._open.pop(fact.request_id, None)
+        if request is None:
+            return
+        request.finished = fact
+        request.emit_at_ns = fact.time_ns
+        if request.deferred_since_ns is not None:
+            request.deferral_ns += fact.time_ns - request.deferred_since_ns
+        if request.answer is not None and not request.answer.counted:
+            if request.answer.fact.result:
+                request.answer.lookup.exit = str(Exit.NOT_ADMITTED)
+            self._count.answered(request.answer)
+        accounting.note_computed(self._info, self._residency, request, fact)
+        self._finished.append(request)

@@ -1,0 +1,127 @@
+"""From the fact of a lookup to its record: queries, pops, exit, resident ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvlens.telemetry import facts, search, semconv
+from kvlens.telemetry.records import GroupLookup, Layout, Lookup, Range
+from kvlens.telemetry.residency import Residency, State
+from kvlens.telemetry.semconv import Exit
+
+StateOf = Callable[[int, int], State]
+"""``(kv_group, chunk index)`` -> state of that chunk of this request."""
+
+
+def state_of(layout: Layout, residency: Residency, keys: facts.KeyLists) -> StateOf:
+    """States of one request's chunks, as they are now."""
+    lists = {group.kv_group: keys[i] for i, group in enumerate(layout.groups)}
+
+    def state(kv_group: int, chunk: int) -> State:
+        names, length = lists[kv_group]
+        return residency.state(names[chunk]) if chunk < length else State.NEVER_SEEN
+
+    return state
+
+
+def signature(fact: facts.LookedUp) -> tuple[object, ...]:
+    """Equal for lookups that asked and found the same."""
+    found = tuple((len(keys), hits) for keys, hits, _ in fact.queries)
+    return fact.result, fact.local_tokens, fact.num_tokens, fact.in_transfer, found
+
+
+def read(
+    layout: Layout, fact: facts.LookedUp, skipped: bool, attempt: int, wall: Callable[[int], float]
+) -> Lookup:
+    """Record of one lookup, without resident ranges."""
+    by_group = layout.by_group()
+    local = fact.local_tokens
+    asked = [
+        (facts.group_of(keys[0]), local // by_group[facts.group_of(keys[0])].tokens_per_chunk,
+         len(keys), hits)
+        for keys, hits, _ in fact.queries
+        if keys
+    ]  # fmt: skip
+    replay = search.replay_queries(layout, local, fact.num_tokens, fact.max_new_tokens, asked)
+    # A search that is not vLLM's own may ask on where the model of it has ended.
+    rest = [search.Answer(query[0], 0, 0, 1) for query in asked[len(replay.answers) :]]
+    answers = [*replay.answers, *rest]
+    groups = []
+    for (kv_group, start, width, hits), answer in zip(asked, answers, strict=True):
+        layout_group = by_group[kv_group]
+        groups.append(
+            GroupLookup(
+                kv_group=kv_group,
+                group_kind=layout_group.group_kind,
+                tokens_per_chunk=layout_group.tokens_per_chunk,
+                drafter=layout_group.drafter_used,
+                start_chunk=start,
+                width=width,
+                raw_hits=hits,
+                popped=answer.popped,
+                boundary=answer.boundary,
+                pass_number=answer.pass_number,
+            )
+        )
+    seen = {group.kv_group for group in groups}
+    groups += [
+        GroupLookup(
+            kv_group=group.kv_group,
+            group_kind=group.group_kind,
+            tokens_per_chunk=group.tokens_per_chunk,
+            drafter=group.drafter_used,
+            start_chunk=local // group.tokens_per_chunk,
+        )
+        for group in layout.groups
+        if group.kv_group not in seen
+    ]
+    return Lookup(
+        time=wall(fact.time_ns),
+        seconds=(fact.end_ns - fact.time_ns) / 1e9,
+        local_tokens=local,
+        num_tokens=fact.num_tokens,
+        attempt=attempt,
+        exit=str(_exit(fact, skipped, replay.exit)),
+        result=fact.result,
+        groups=groups,
+        vetoing_group=replay.vetoing_group if fact.result == 0 else None,
+    )
+
+
+def _exit(fact: facts.LookedUp, skipped: bool, replayed: Exit) -> Exit:
+    if skipped:
+        return Exit.SKIPPED
+    if fact.in_transfer and fact.result is None:
+        return Exit.DEFERRED_TRANSFER
+    if fact.result is None:
+        waits = any(hits is None for _, hits, _ in fact.queries)
+        return Exit.DEFERRED_BACKEND if waits else Exit.DEFERRED_LOADING
+    if fact.result:
+        return Exit.PARTIAL_TAIL if fact.partial_tail is not None else Exit.SERVED
+    # Served nothing although the queries alone would have: something else said no.
+    return Exit.MISS if replayed in (Exit.SERVED, Exit.DEFERRED_BACKEND) else replayed
+
+
+def fill_resident(layout: Layout, lookup: Lookup, state: StateOf) -> None:
+    """Add the resident ranges of every group, at most 64 each."""
+    ranges: dict[int, tuple[list[Range], bool]] = {}
+    for group in lookup.groups:
+        if group.kv_group not in ranges:
+            chunks = lookup.num_tokens // group.tokens_per_chunk
+            ranges[group.kv_group] = _ranges(state, group.kv_group, chunks)
+        group.resident, group.truncated = ranges[group.kv_group]
+
+
+def _ranges(state: StateOf, kv_group: int, chunks: int) -> tuple[list[Range], bool]:
+    found: list[Range] = []
+    first: int | None = None
+    for chunk in range(chunks + 1):
+        resident = chunk < chunks and state(kv_group, chunk) is State.RESIDENT
+        if resident and first is None:
+            first = chunk
+        elif not resident and first is not None:
+            if len(found) == semconv.RESIDENT_RANGES_MAX:
+                return found, True
+            found.append((first, chunk - 1))
+            first = None
+    return found, False

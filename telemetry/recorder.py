@@ -1,0 +1,123 @@
+"""Bounded queue between the scheduler thread and the drain thread.
+
+``append`` is all that runs on the scheduler thread. The drain thread polls:
+waking it from the scheduler thread would cost more than the fact itself. It
+offers the GIL after every fact, so that the scheduler never waits for a batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from threading import Event, Thread
+from typing import Any
+
+from kvlens.telemetry import facts
+from kvlens.telemetry.assembler import Assembler
+from kvlens.telemetry.records import EngineInfo
+from kvlens.telemetry.sinks import MetricSink, RecordSink
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.02
+CLOSE_SECONDS = 5.0
+_MAX_LOGGED_KINDS = 64
+
+
+class Recorder:
+    """Takes facts from the scheduler thread, turns them into records on its own."""
+
+    def __init__(
+        self,
+        info: EngineInfo,
+        metrics: MetricSink,
+        sinks: Sequence[RecordSink] = (),
+        queue_size: int = 131_072,
+        sample_rate: float = 1.0,
+    ) -> None:
+        self._queue: deque[tuple[Any, ...]] = deque()
+        self._limit = queue_size
+        self._sinks = sinks
+        self._assembler = Assembler(info, metrics, sinks, sample_rate=sample_rate)
+        self._stop = Event()
+        self._thread = Thread(target=self._run, name="kvlens-drain", daemon=True)
+        self._logged: set[str] = set()
+
+    def append(self, fact: tuple[Any, ...]) -> None:
+        """Take one fact; called on the scheduler thread, never raises, never waits."""
+        self._queue.append(fact)
+        if len(self._queue) > self._limit:
+            self._overflow()
+
+    def start(self) -> None:
+        """Start the drain thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Drain what is there, emit what is open and close the sinks, within 5 s."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=CLOSE_SECONDS)
+
+    def drain(self) -> int:
+        """Handle all facts that are there; returns how many. Drain thread (and tests) only."""
+        handled = 0
+        queue = self._queue
+        while queue:
+            try:
+                fact = queue.popleft()
+            except IndexError:  # an overflow on the scheduler thread was faster
+                break
+            self._handle(fact)
+            handled += 1
+            time.sleep(0)
+        return handled
+
+    def flush(self) -> None:
+        """Drain, and emit every finished request without waiting for its last stores."""
+        self.drain()
+        self._guard(self._assembler.flush)
+
+    def _handle(self, fact: tuple[Any, ...]) -> None:
+        self._guard(self._assembler.handle, fact)
+
+    def _guard(self, call: Any, *args: Any) -> None:
+        try:
+            call(*args)
+        except Exception as error:
+            if "pytest" in sys.modules:
+                raise
+            self._assembler.observer_error()
+            kind = f"{type(error).__name__} in {getattr(call, '__name__', call)}"
+            if kind not in self._logged and len(self._logged) < _MAX_LOGGED_KINDS:
+                self._logged.add(kind)
+                logger.exception("kvlens: %s; serving is not affected, further ones are counted", kind)
+
+    def _overflow(self) -> None:
+        """Drop the oldest eighth, and say in its place what was lost."""
+        dropped, state_lost = 0, False
+        while dropped < max(1, self._limit // 8) and self._queue:
+            try:
+                fact = self._queue.popleft()
+            except IndexError:
+                break
+            if fact[0] == facts.LOST:
+                dropped += fact[2]
+                state_lost |= fact[3]
+            else:
+                dropped += 1
+                state_lost |= fact[0] in facts.STATE_KINDS
+        self._queue.appendleft((facts.LOST, time.monotonic_ns(), dropped, state_lost))
+
+    def _run(self) -> None:
+        while not self._stop.wait(POLL_SECONDS):
+            self.drain()
+            self._guard(self._assembler.tick, time.monotonic_ns())
+        self.flush()
+        for sink in self._sinks:
+            self._guard(sink.close)

@@ -1,0 +1,68 @@
+"""What is known so far about a request that has not been emitted yet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvlens.telemetry import facts
+from kvlens.telemetry.records import Load, Lookup, Store
+
+_SUFFIX = re.compile(r"-[0-9a-f]{8}$")
+
+
+def external_id(request_id: str) -> str:
+    """The client's request id: vLLM appends eight random hex digits to it."""
+    return _SUFFIX.sub("", request_id)
+
+
+@dataclass
+class Answer:
+    """An answered lookup, with what was servable and expected at that moment.
+
+    Token counts are beyond ``local``. Residency moves on, so that they are
+    computed when the lookup happens, not when the request ends.
+    """
+
+    fact: facts.LookedUp
+    lookup: Lookup
+    servable: int = 0
+    expected: int = 0
+    seen_before: bool = False
+    """Whether any chunk of the request was known."""
+    counted: bool = False
+    """Whether the lookup's exit has been counted."""
+
+
+@dataclass
+class OpenRequest:
+    """A request between its arrival and the emission of its record."""
+
+    added: facts.Added
+    trace_id: str = ""
+    parent_span_id: str = ""
+    lookups: list[Lookup] = field(default_factory=list)
+    stores: list[Store] = field(default_factory=list)
+    loads: list[Load] = field(default_factory=list)
+    answer: Answer | None = None
+    """The last answered lookup."""
+    signature: tuple[Any, ...] | None = None
+    """Of the last lookup, if it was deferred: identical ones are coalesced."""
+    attempts: int = 0
+    admitted: bool = False
+    served: int = 0
+    other_connector: bool = False
+    judgement: Any = None
+    deferred_since_ns: int | None = None
+    deferral_ns: int = 0
+    next_deferral_ns: int = 0
+    finished: facts.Finished | None = None
+    emit_at_ns: int = 0
+    pending_jobs: int = 0
+    preemptions: int = 0
+
+    @property
+    def request_id(self) -> str:
+        """vLLM's internal id."""
+        return self.added.request_id
