@@ -1,0 +1,78 @@
+"""The filters of the requests page: from its address to a store query and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlencode
+
+from kvlens.dashboard.store.base import RequestQuery
+from kvlens.dashboard.web.charts import RANGES
+from kvlens.telemetry.semconv import Cause, Verdict
+
+PAGE_SIZE = 50
+ANY_TIME = "all"
+_WHOLE = re.compile("[0-9]{1,15}")
+_FIELDS = ("engine", "verdict", "cause", "model", "range", "min_lost", "cursor")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What the form says; empty text means no filter. ``errors`` name what was ignored."""
+
+    engine: str = ""
+    verdict: str = ""
+    cause: str = ""
+    model: str = ""
+    range: str = ANY_TIME
+    min_lost: str = ""
+    cursor: str = ""
+    errors: tuple[str, ...] = field(default=(), compare=False)
+
+    @classmethod
+    def parse(cls, params: Mapping[str, str]) -> Filters:
+        """Read query parameters; a value that makes no sense is dropped and named."""
+        given = {name: params.get(name, "").strip() for name in _FIELDS}
+        errors = []
+        for name, allowed in (
+            ("verdict", [str(verdict) for verdict in Verdict]),
+            ("cause", [str(cause) for cause in Cause]),
+            ("range", [ANY_TIME, *RANGES]),
+        ):
+            if given[name] and given[name] not in allowed:
+                errors.append(f"{name} is one of {', '.join(allowed)}; got {given[name]!r}")
+                given[name] = ""
+        if given["min_lost"] and not _WHOLE.fullmatch(given["min_lost"]):
+            errors.append(f"min_lost is a whole number of tokens; got {given['min_lost']!r}")
+            given["min_lost"] = ""
+        given["range"] = given["range"] or ANY_TIME
+        return cls(**given, errors=tuple(errors))
+
+    def query(self, now: float) -> RequestQuery:
+        """The store query; ``now`` (Unix seconds) ends the time range."""
+        return RequestQuery(
+            since=None if self.range == ANY_TIME else now - RANGES[self.range],
+            engine=self.engine or None,
+            verdicts=(self.verdict,) if self.verdict else (),
+            cause=self.cause or None,
+            model=self.model or None,
+            min_lost_tokens=int(self.min_lost or 0),
+            limit=PAGE_SIZE,
+            cursor=self.cursor or None,
+        )
+
+    @property
+    def active(self) -> bool:
+        """Whether anything narrows the list."""
+        default = Filters(cursor=self.cursor)
+        return self != default
+
+    def link(self, cursor: str | None = None) -> str:
+        """Address of the same list, from ``cursor`` on."""
+        values = {name: getattr(self, name) for name in _FIELDS if name != "cursor"}
+        values["range"] = "" if self.range == ANY_TIME else self.range
+        pairs = {name: value for name, value in values.items() if value}
+        if cursor:
+            pairs["cursor"] = cursor
+        return "/requests" + (f"?{urlencode(pairs)}" if pairs else "")

@@ -1,0 +1,135 @@
+"""The web pages. Every page is complete without script; script only keeps it current."""
+
+from __future__ import annotations
+
+import time
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse, Response
+
+from kvlens.dashboard.api.deps import Services, ServicesDep
+from kvlens.dashboard.detect.base import OPEN
+from kvlens.dashboard.store.rollup import quantile
+from kvlens.dashboard.web import views
+from kvlens.dashboard.web.assets import assets, version
+from kvlens.dashboard.web.charts import DEFAULT_RANGE, Window
+from kvlens.dashboard.web.filters import Filters
+from kvlens.dashboard.web.templating import render
+from kvlens.telemetry.semconv import Cause, Verdict
+
+router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+
+
+@router.get("/")
+def overview(services: ServicesDep, request: Request, range: str = DEFAULT_RANGE) -> Response:
+    """The fleet at a glance, worst first."""
+    view = views.overview(services.store, Window.named(range, time.time()))
+    return render(services, request, "overview.html", page="overview", view=view)
+
+
+@router.get("/engines/{ident:path}")
+def engine(
+    services: ServicesDep, request: Request, ident: str, range: str = DEFAULT_RANGE
+) -> Response:
+    """One incarnation of an engine."""
+    found = services.store.engine(ident)
+    if found is None:
+        return _missing(services, request, "engine", ident)
+    view = views.engine_page(services.store, found, Window.named(range, time.time()))
+    return render(services, request, "engine.html", view=view, page="overview", quantile=quantile)
+
+
+@router.get("/incidents")
+def incidents(services: ServicesDep, request: Request) -> Response:
+    """Open incidents, then closed ones."""
+    found = services.store.incidents()
+    return render(
+        services,
+        request,
+        "incidents.html",
+        page="incidents",
+        open=views.worst_first([item for item in found if item.state == OPEN]),
+        closed=[item for item in found if item.state != OPEN],
+        engines=len(services.store.engines()),
+    )
+
+
+@router.get("/incidents/{ident:path}")
+def incident(services: ServicesDep, request: Request, ident: str) -> Response:
+    """Verdict, evidence, affected requests and timeline of one incident."""
+    found = services.store.incident(ident)
+    if found is None:
+        return _missing(services, request, "incident", ident)
+    view = views.incident_page(services.store, found)
+    return render(services, request, "incident.html", page="incidents", view=view)
+
+
+@router.get("/requests")
+def requests(services: ServicesDep, request: Request) -> Response:
+    """Finished requests, newest first."""
+    filters = Filters.parse(request.query_params)
+    errors = list(filters.errors)
+    try:
+        found = services.store.requests(filters.query(time.time()))
+    except ValueError as error:
+        errors.append(f"cursor: {error}")
+        found = services.store.requests(Filters().query(time.time()))
+    engines = services.store.engines()
+    return render(
+        services,
+        request,
+        "requests.html",
+        status=400 if errors else 200,
+        page="requests",
+        filters=filters,
+        errors=errors,
+        records=found.records,
+        next_cursor=found.next_cursor,
+        engines=engines,
+        models=sorted({item.info.model for item in engines}),
+        verdicts=[str(item) for item in Verdict],
+        causes=[str(item) for item in Cause],
+    )
+
+
+@router.get("/requests/{ident:path}")
+def one_request(
+    services: ServicesDep, request: Request, ident: str, lookup: int | None = None
+) -> Response:
+    """One request with its chunk strip."""
+    record = services.store.request(ident)
+    if record is None:
+        return _missing(services, request, "request", ident)
+    view = views.request_page(services.store, record, lookup)
+    return render(
+        services,
+        request,
+        "request.html",
+        page="requests",
+        view=view,
+        trace_url=services.settings.trace_url(record.trace_id),
+    )
+
+
+@router.get("/static/{tag}/{path:path}")
+def static(tag: str, path: str) -> Response:
+    """One static file; cached for good under the current tag only."""
+    asset = assets().get(path)
+    if asset is None:
+        return Response("no such file", status_code=404, media_type="text/plain")
+    caching = "public, max-age=31536000, immutable" if tag == version() else "no-cache"
+    return Response(
+        asset.body,
+        media_type=asset.media_type,
+        headers={"Cache-Control": caching, "X-Content-Type-Options": "nosniff"},
+    )
+
+
+@router.get("/favicon.ico")
+def favicon() -> Response:
+    """The icon, for browsers that ask for it without reading the page."""
+    return static(version(), "favicon.svg")
+
+
+def _missing(services: Services, request: Request, what: str, ident: str) -> Response:
+    return render(services, request, "missing.html", status=404, what=what, ident=ident)

@@ -1,0 +1,207 @@
+"""What the overview, engine, incident and request pages show, read from the store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from kvlens.dashboard.detect.base import OPEN, Incident
+from kvlens.dashboard.store.base import Engine, RequestQuery, Store, Totals
+from kvlens.dashboard.web import bars, charts, plot
+from kvlens.dashboard.web.format import count
+from kvlens.dashboard.web.strip import build_strip, decisive_lookup
+from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
+from kvlens.telemetry.semconv import Severity
+
+RECENT = 8
+AFFECTED = 50
+
+
+def worst_first(incidents: list[Incident]) -> list[Incident]:
+    """Critical before warning, then by tokens lost, then newest."""
+    return sorted(
+        incidents,
+        key=lambda item: (item.severity != Severity.CRITICAL, -item.lost_tokens, -item.opened_at),
+    )
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The fleet at a glance; ``totals`` and ``chart`` cover ``window``."""
+
+    incidents: list[Incident]
+    engines: list[Engine]
+    totals: Totals
+    chart: charts.Chart | None
+    window: charts.Window
+    lost: list[RequestRecord]
+
+    @property
+    def critical(self) -> int:
+        """Open critical incidents."""
+        return sum(item.severity == Severity.CRITICAL for item in self.incidents)
+
+    @property
+    def running(self) -> int:
+        """Engines that have not ended."""
+        return sum(engine.ended_at is None for engine in self.engines)
+
+
+def overview(store: Store, window: charts.Window) -> Overview:
+    """Read the overview."""
+    points = store.series(window.since, window.until, window.step, None)
+    engines = sorted(
+        store.engines(),
+        key=lambda item: (
+            -item.open_incidents,
+            item.ended_at is not None,
+            -item.totals.lost_tokens,
+            -item.info.started_at,
+        ),
+    )
+    return Overview(
+        incidents=worst_first(store.incidents(OPEN)),
+        engines=engines,
+        totals=charts.add_up(points),
+        chart=charts.token_chart(points, window),
+        window=window,
+        lost=store.requests(RequestQuery(min_lost_tokens=1, limit=RECENT)).records,
+    )
+
+
+@dataclass(frozen=True)
+class EnginePage:
+    """One incarnation."""
+
+    engine: Engine
+    totals: Totals
+    chart: charts.Chart | None
+    window: charts.Window
+    incidents: list[Incident]
+    requests: list[RequestRecord]
+
+    @property
+    def all_drafters(self) -> bool:
+        """Fingerprint of the drafter fallback: all groups popped, none of them annotated."""
+        groups = self.engine.info.layout.groups
+        return all(g.drafter_used for g in groups) and not any(g.drafter for g in groups)
+
+
+def engine_page(store: Store, engine: Engine, window: charts.Window) -> EnginePage:
+    """Read the page of ``engine``."""
+    incarnation = engine.info.incarnation_id
+    points = store.series(window.since, window.until, window.step, incarnation)
+    return EnginePage(
+        engine=engine,
+        totals=charts.add_up(points),
+        chart=charts.token_chart(points, window),
+        window=window,
+        incidents=[i for i in store.incidents() if i.incarnation_id == incarnation],
+        requests=store.requests(RequestQuery(engine=incarnation, limit=RECENT)).records,
+    )
+
+
+class Evidence(NamedTuple):
+    """One fact behind a verdict: its name and its value as text."""
+
+    name: str
+    value: str
+
+
+def evidence_rows(evidence: dict[str, Any]) -> list[Evidence]:
+    """Evidence as text, whatever its shape: it comes from outside."""
+    return [Evidence(name.replace("_", " "), _text(value)) for name, value in evidence.items()]
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "not known"
+    if isinstance(value, int):
+        return count(value)
+    if isinstance(value, float):
+        return f"{value:,.6g}"
+    if isinstance(value, list) and all(isinstance(item, (int, str)) for item in value):
+        return ", ".join(str(item) for item in value) or "none"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class IncidentPage:
+    """One incident with the requests in its scope."""
+
+    incident: Incident
+    engine: EngineInfo | None
+    evidence: list[Evidence]
+    requests: list[RequestRecord]
+    more: str | None
+
+
+def incident_page(store: Store, incident: Incident) -> IncidentPage:
+    """Read the page of ``incident``."""
+    scope = incident.scope
+    page = store.requests(
+        RequestQuery(
+            since=scope.since,
+            until=scope.until,
+            engine=incident.incarnation_id,
+            min_expected_tokens=scope.min_expected_tokens,
+            max_served_tokens=scope.max_served_tokens,
+            limit=AFFECTED,
+        )
+    )
+    engine = store.engine(incident.incarnation_id)
+    return IncidentPage(
+        incident=incident,
+        engine=engine.info if engine else None,
+        evidence=evidence_rows(incident.evidence),
+        requests=page.records,
+        more=page.next_cursor,
+    )
+
+
+@dataclass(frozen=True)
+class RequestPage:
+    """One request under the microscope."""
+
+    record: RequestRecord
+    engine: EngineInfo | None
+    parts: list[bars.Part]
+    plot: plot.Plot | None
+    shown: Lookup | None
+    decisive: Lookup | None
+    evidence: list[Evidence]
+    incidents: list[Incident]
+    raw: str
+
+
+def request_page(store: Store, record: RequestRecord, lookup: int | None = None) -> RequestPage:
+    """Read the page of ``record``; ``lookup`` picks another lookup for the strip by index."""
+    engine = store.engine(record.incarnation_id)
+    # An engine id names its newest incarnation: never draw with another one's layout.
+    info = engine.info if engine and engine.info.incarnation_id == record.incarnation_id else None
+    decisive = decisive_lookup(record)
+    chosen = lookup is not None and 0 <= lookup < len(record.lookups)
+    shown = record.lookups[lookup] if chosen and lookup is not None else decisive
+    strip = build_strip(record, info.layout if info else None, shown)
+    return RequestPage(
+        record=record,
+        engine=info,
+        parts=bars.token_parts(record),
+        plot=plot.draw(strip) if strip else None,
+        shown=shown,
+        decisive=decisive,
+        evidence=evidence_rows(record.evidence),
+        incidents=[
+            item
+            for item in store.incidents()
+            if item.incarnation_id == record.incarnation_id
+            and item.scope.since <= record.finish_time <= item.scope.until
+            and record.lost_tokens
+        ],
+        raw=msgspec.json.format(msgspec.json.encode(record), indent=2).decode(),
+    )
