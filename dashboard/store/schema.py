@@ -117,27 +117,36 @@ def connect(path: str, *, writer: bool) -> sqlite3.Connection:
 
 def open_writer(path: str) -> sqlite3.Connection:
     """Open the file for writing, create or migrate it; raises :class:`StoreError`."""
+    db: sqlite3.Connection | None = None
     try:
         db = connect(path, writer=True)
-        application = db.execute("PRAGMA application_id").fetchone()[0]
-        tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    except sqlite3.Error as error:
-        raise StoreError(f"store {path}: {error}; name another file with --store") from error
-    if tables and application != APPLICATION_ID:
-        db.close()
-        raise StoreError(f"store {path} belongs to another program: name another file")
-    _migrate(db, path)
+        _check(db, path)
+        _migrate(db)
+    except BaseException as error:
+        if db is not None:
+            db.close()  # rolls back
+        if isinstance(error, sqlite3.Error):
+            raise StoreError(f"store {path}: {error}; name another with --store") from error
+        raise
     return db
 
 
-def _migrate(db: sqlite3.Connection, path: str) -> None:
-    version = db.execute("PRAGMA user_version").fetchone()[0]
+def _check(db: sqlite3.Connection, path: str) -> None:
+    application, version = (
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("application_id", "user_version")
+    )
+    tables = db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    if tables and application != APPLICATION_ID:
+        raise StoreError(f"store {path} belongs to another program: name another file")
     if version > len(MIGRATIONS):
-        db.close()
         raise StoreError(
             f"store {path} has schema {version}, written by a newer kvlens; this one knows up "
             f"to {len(MIGRATIONS)}: upgrade kvlens or name another file"
         )
+
+
+def _migrate(db: sqlite3.Connection) -> None:
+    version = db.execute("PRAGMA user_version").fetchone()[0]
     for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
         # One script, one transaction: a crash leaves the old version or the new one.
         db.executescript(

@@ -7,6 +7,8 @@ pop brings the groups whose window is one chunk to zero.
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 from kvlens.telemetry.records import (
@@ -23,8 +25,8 @@ from kvlens.telemetry.records import (
 )
 
 CHUNK = 512
-START = 1_790_000_000.0
-"""Start of the default engine, Unix seconds."""
+START = time.time() // 60 * 60 - 1800.0
+"""Start of the default engine, Unix seconds: a full minute, recent enough to be retained."""
 MODEL = "tiny-hybrid-eagle"
 KINDS = ("full_attention", "sliding_window", "mamba")
 
@@ -71,7 +73,7 @@ def engine(
     )
 
 
-def _lookup(time: float, prompt: int, chunks: int, *, served: bool) -> Lookup:
+def _lookup(at: float, prompt: int, chunks: int, *, served: bool) -> Lookup:
     """Look up ``chunks`` complete chunks; only full attention needs all of them."""
     drafter = not served
     groups = []
@@ -95,7 +97,7 @@ def _lookup(time: float, prompt: int, chunks: int, *, served: bool) -> Lookup:
             )
         )
     return Lookup(
-        time=time,
+        time=at,
         seconds=31e-6,
         local_tokens=0,
         num_tokens=prompt,
@@ -220,14 +222,14 @@ def cold_record(
     )
 
 
-def _store(time: float, *, stored: int = 0, already: int = 0) -> Store:
+def _store(at: float, *, stored: int = 0, already: int = 0) -> Store:
     return Store(
-        time=time,
+        time=at,
         job_id=1 if stored else None,
         groups=[
             GroupChunks(kv_group=index, offered=stored + already, stored=stored, already=already)
             for index in range(len(KINDS))
         ],
-        completed_at=time + 0.05 if stored else None,
+        completed_at=at + 0.05 if stored else None,
         bytes=stored * 3 * 1_048_576 if stored else None,
     )

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import factory
+import msgspec
+import pytest
+
+from kvlens.dashboard.detect.zero_hit import ZeroHit
+from kvlens.dashboard.store import retention
+from kvlens.dashboard.store.base import Batch, RequestQuery, Row
+from kvlens.dashboard.store.codec import pack
+from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.sqlite import SqliteStore
+from kvlens.telemetry.records import encode
+
+NOW = factory.START
+INFO = factory.engine(started_at=NOW - 5000)
+
+
+def filled(path: Path, limits: Limits, count: int, padding: int = 0) -> SqliteStore:
+    store = SqliteStore(str(path / "store.db"), limits)
+    rows = []
+    for n in range(count):
+        record = factory.lost_record(n, INFO, finish=NOW - count + n)
+        body = pack(encode(record)) if not padding else b"{" + bytes(padding) + b"}"
+        rows.append(Row(record, body))
+    store.append([Batch([(INFO, NOW)], [], rows)])
+    return store
+
+
+def drain(store: SqliteStore) -> int:
+    steps = 0
+    while store.maintain(NOW):
+        steps += 1
+    return steps
+
+
+def test_old_requests_go_in_small_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retention, "STEP", 10)
+    store = filled(tmp_path, Limits(25.0, 1e6, 1 << 40), 60)
+    with caplog.at_level(logging.INFO, logger=retention.__name__):
+        assert drain(store) == 4  # 35 requests are older than 25 s
+    left = store.requests(RequestQuery()).records
+    assert [record.request_id for record in left[-1:]] == ["cmpl-0035"]
+    assert len(store.records_after(0, 1000)) == 25
+    assert caplog.messages == ["retention: deleted 35 requests"]
+    store.close()
+
+
+def test_the_oldest_go_when_the_file_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "STEP", 10)
+    store = filled(tmp_path, Limits(1e6, 1e6, 1 << 20), 300, padding=8192)
+    assert drain(store) > 10
+    store.close()
+    assert (tmp_path / "store.db").stat().st_size < 1.2 * (1 << 20)
+
+
+def test_sums_outlive_requests_but_not_for_ever(tmp_path: Path) -> None:
+    store = filled(tmp_path, Limits(1.0, 1e6, 1 << 40), 5)
+    drain(store)
+    assert sum(p.requests["lost"] for p in store.series(NOW - 3600, NOW, 60, None)) == 5
+    store.close()
+    later = SqliteStore(str(tmp_path / "store.db"), Limits(1.0, 3600.0, 1 << 40))
+    later.maintain(NOW + 8000)
+    assert later.series(NOW - 3600, NOW, 60, None) == []
+    assert later.engines()[0].totals.requests == {"lost": 5}
+    later.close()
+
+
+def test_closed_incidents_go_and_open_ones_stay(tmp_path: Path) -> None:
+    detector = ZeroHit()
+    opened = [detector.observe(factory.lost_record(n, INFO, finish=NOW), INFO) for n in range(3)]
+    incident = opened[-1]
+    assert incident is not None
+    closed = msgspec.structs.replace(incident, id="old", state="closed", closed_at=NOW)
+    store = SqliteStore(str(tmp_path / "store.db"), Limits(60.0, 1e6, 1 << 40))
+    store.save_detection(1, [incident, closed], [])
+    store.maintain(NOW + 61)
+    assert [item.id for item in store.incidents()] == [incident.id]
+    store.close()

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import factory
+import pytest
+
+from kvlens.dashboard.store.base import Totals
+from kvlens.dashboard.store.codec import pack, unpack
+from kvlens.dashboard.store.rollup import counters, fill, quantile
+from kvlens.telemetry.records import encode
+from kvlens.telemetry.semconv import TRANSFER_BUCKETS
+
+
+def test_counters_of_one_request() -> None:
+    totals = fill(Totals(), counters(factory.served_record(1)))
+    assert totals.requests == {"full": 1}
+    assert (totals.expected_tokens, totals.served_tokens, totals.lost_tokens) == (1024, 1024, 0)
+    assert (totals.loads, totals.reload_seconds) == (1, 0.04)
+    assert totals.reload_buckets[TRANSFER_BUCKETS.index(0.05)] == 1
+
+
+def test_two_totals_do_not_share() -> None:
+    first = fill(Totals(), [("requests.lost", 1)])
+    assert fill(Totals(), []).requests == {}
+    assert first.requests == {"lost": 1}
+
+
+def test_a_key_of_a_newer_version_is_passed_over() -> None:
+    assert fill(Totals(), [("widths.3", 2)]).requests == {}
+
+
+def test_quantile() -> None:
+    buckets = [0.0] * (len(TRANSFER_BUCKETS) + 1)
+    assert quantile(buckets, 0.5) is None
+    buckets[TRANSFER_BUCKETS.index(0.05)] = 10
+    assert quantile(buckets, 0.5) == pytest.approx(0.0375)
+    assert quantile(buckets, 1.0) == 0.05
+    buckets[-1] = 90
+    assert quantile(buckets, 0.5) == TRANSFER_BUCKETS[-1]
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", encode(factory.lost_record(1)), f' {{"a":"{"x" * 999}"}}\n']
+)
+def test_codec(text: str) -> None:
+    assert unpack(pack(text)) == text.strip().encode()
+    assert len(pack(text)) <= len(text)

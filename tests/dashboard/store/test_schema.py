@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from kvlens.dashboard.store import schema
+from kvlens.dashboard.store.base import RequestQuery, StoreError
+from kvlens.dashboard.store.query import page_sql
+from kvlens.dashboard.store.sqlite import SqliteStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+def version(path: str) -> int:
+    with sqlite3.connect(path) as db:
+        return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def test_new_file_is_private_and_current(path: str) -> None:
+    SqliteStore(path).close()
+    assert version(path) == len(schema.MIGRATIONS)
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+
+
+def test_each_migration_is_applied_once(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    SqliteStore(path).close()
+    added = (*schema.MIGRATIONS, "CREATE TABLE later (x); INSERT INTO later VALUES (1);")
+    monkeypatch.setattr(schema, "MIGRATIONS", added)
+    for _ in range(2):
+        SqliteStore(path).close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT x FROM later").fetchall() == [(1,)]
+    assert version(path) == len(added)
+
+
+def test_a_failed_migration_changes_nothing(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    SqliteStore(path).close()
+    broken = (*schema.MIGRATIONS, "CREATE TABLE later (x); INSERT INTO nowhere VALUES (1);")
+    monkeypatch.setattr(schema, "MIGRATIONS", broken)
+    with pytest.raises(StoreError, match="no such table: nowhere"):
+        SqliteStore(path)
+    monkeypatch.undo()
+    assert version(path) == len(schema.MIGRATIONS)
+    SqliteStore(path).close()
+
+
+def test_a_newer_file_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    SqliteStore(path).close()
+    monkeypatch.setattr(schema, "MIGRATIONS", ())
+    with pytest.raises(StoreError, match="written by a newer kvlens"):
+        SqliteStore(path)
+
+
+def test_foreign_files_are_refused(path: str, tmp_path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE theirs (x)")
+    with pytest.raises(StoreError, match="belongs to another program"):
+        SqliteStore(path)
+    text = tmp_path / "notes.txt"
+    text.write_text("not a database, but long enough to look at" * 20)
+    with pytest.raises(StoreError, match="not a database"):
+        SqliteStore(str(text))
+
+
+def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match=r"file/x\.db: .* name another with --store"):
+        SqliteStore(str(tmp_path / "file" / "x.db"))
+
+
+@pytest.mark.parametrize(
+    ("query", "engines", "index"),
+    [
+        (RequestQuery(), None, "requests_by_time"),
+        (RequestQuery(min_lost_tokens=1), None, "anomalous_by_time"),
+        (RequestQuery(verdicts=("lost", "partial")), None, "anomalous_by_time"),
+        (RequestQuery(verdicts=("cold",)), None, "requests_by_verdict"),
+        (RequestQuery(cause="capacity"), None, "requests_by_cause"),
+        (RequestQuery(), [1], "requests_by_engine"),
+        (RequestQuery(verdicts=("lost",)), [1, 2], "anomalous_by_engine"),
+    ],
+)
+def test_a_page_is_read_in_order_from_an_index(
+    path: str, query: RequestQuery, engines: list[int] | None, index: str
+) -> None:
+    db = schema.open_writer(path)
+    sql, params = page_sql(query, engines)
+    plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", params)]
+    db.close()
+    assert any(f"INDEX {index}" in step for step in plan), plan
+    # Sorting may only happen outside, over at most one page per engine.
+    inner = plan[: next(n for n, step in enumerate(plan) if "bodies" in step)]
+    assert not any("TEMP B-TREE" in step for step in inner), plan
