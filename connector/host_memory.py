@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from kvlens.connector import compat
 
 
-class HostMemoryWorker(OffloadingWorker):  # type: ignore[misc]
+class HostMemoryWorker(OffloadingWorker):
     """Copies chunks between KV blocks and host slots.
 
     A slot holds one chunk of one group: ``blocks_per_chunk`` pages of each of
@@ -101,17 +101,19 @@ class HostMemoryWorker(OffloadingWorker):  # type: ignore[misc]
             host_at += slot_count
 
 
-class HostMemoryOffloadingSpec(CPUOffloadingSpec):  # type: ignore[misc]
+class HostMemoryOffloadingSpec(CPUOffloadingSpec):
     """``CPUOffloadingSpec`` for machines whose device is the CPU.
 
     On CUDA and XPU it is the stock spec, so one configuration serves both.
     """
 
+    _host_worker: HostMemoryWorker | None = None
+
     def get_worker(self, kv_caches: Any) -> Any:
         """The stock worker where vLLM has one, else the host copier."""
         if current_platform.is_cuda_alike() or current_platform.is_xpu():
             return super().get_worker(kv_caches)
-        if not self._worker:
+        if self._host_worker is None:
             slots = compat.capacity_chunks(self) or 0
-            self._worker = HostMemoryWorker(kv_caches, self.blocks_per_chunk, slots)
-        return self._worker
+            self._host_worker = HostMemoryWorker(kv_caches, self.blocks_per_chunk, slots)
+        return self._host_worker

@@ -37,7 +37,7 @@ def contained(
     name = method.__name__
 
     @functools.wraps(method)
-    def guarded(self: Observer, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: Observer, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
         except Exception as error:

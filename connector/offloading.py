@@ -24,15 +24,15 @@ import kvlens.telemetry
 from kvlens.connector import compat, config, corrections, layout, logs, prom, worker
 from kvlens.connector.observer import Observer
 from kvlens.connector.scheduler import scheduler_class
-from kvlens.telemetry.records import Correction, EngineInfo
 from kvlens.telemetry.recorder import Recorder
+from kvlens.telemetry.records import Correction, EngineInfo
 from kvlens.telemetry.sinks.otel import SpanSink
 from kvlens.telemetry.sinks.prometheus import StatsSink
 
 logger = logging.getLogger(__name__)
 
 
-class KVLensOffloadingConnector(stock.OffloadingConnector):  # type: ignore[misc]
+class KVLensOffloadingConnector(stock.OffloadingConnector):
     """vLLM's connector, corrected and observed."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -136,9 +136,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):  # type: ignore[misc
         per_engine_labelvalues: dict[int, list[object]],
     ) -> Any:
         """Metrics on vLLM's own ``/metrics``, ours with all children at 0."""
-        return prom.KVLensPromMetrics(
-            vllm_config, metric_types, labelnames, per_engine_labelvalues
-        )
+        return prom.KVLensPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
 @contextmanager
@@ -164,7 +162,7 @@ def _built_as(cls: type[Any], spec_out: list[Any]) -> Iterator[None]:
 def _announce(info: EngineInfo) -> None:
     drafters = [g.kv_group for g in info.layout.groups if g.drafter_used]
     logger.info(
-        "kvlens %s on vLLM %s (pid %d): lookup %s, groups %s, drafter groups %s, capacity %s chunks",
+        "kvlens %s on vLLM %s (pid %d): lookup %s, groups %s, drafter groups %s, capacity %s",
         info.kvlens_version,
         info.vllm_version,
         os.getpid(),
@@ -176,5 +174,3 @@ def _announce(info: EngineInfo) -> None:
     for item in info.corrections:
         log = logger.warning if item.state == "unknown" else logger.info
         log("kvlens correction %s: %s (%s)", item.name, item.state, item.reason)
-
-

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _TYPES, _DATA = "types", "data"
 
 
-class LoggedStats(OffloadingConnectorStats):  # type: ignore[misc]
+class LoggedStats(OffloadingConnectorStats):
     """Stats whose log line leaves kvlens' series out: they are for Prometheus."""
 
     def reduce(self) -> dict[str, int | float]:
@@ -44,7 +44,7 @@ def merge(stats: Any, payload: Payload | None) -> Any:
     return stats
 
 
-class KVLensPromMetrics(OffloadPromMetrics):  # type: ignore[misc]
+class KVLensPromMetrics(OffloadPromMetrics):
     """vLLM's offload metrics and kvlens' own, created together."""
 
     def __init__(

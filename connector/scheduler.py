@@ -23,7 +23,7 @@ from kvlens.connector.observer import Observer
 from kvlens.telemetry.records import Correction
 
 
-class QueryHooks(OffloadingConnectorScheduler):  # type: ignore[misc]
+class QueryHooks(OffloadingConnectorScheduler):
     """Notes what each group was asked and how many chunks were found."""
 
     observer: Observer | None = None
@@ -46,7 +46,7 @@ class QueryHooks(OffloadingConnectorScheduler):  # type: ignore[misc]
 
 
 def _request_hooks(base: type[Any]) -> type[Any]:
-    class RequestHooks(base):  # type: ignore[misc]
+    class RequestHooks(base):
         """Notes lookups, admissions, stores, loads and ends of requests."""
 
         def observe(self, observer: Observer) -> None:
@@ -62,9 +62,10 @@ def _request_hooks(base: type[Any]) -> type[Any]:
         def get_num_new_matched_tokens(
             self, request: Any, num_computed_tokens: int, *args: Any, **kwargs: Any
         ) -> tuple[int | None, bool]:
-            observer = self.observer
+            answer: tuple[int | None, bool]
+            observer: Observer | None = self.observer
             if observer is None:
-                answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(
+                answer = super().get_num_new_matched_tokens(
                     request, num_computed_tokens, *args, **kwargs
                 )
                 return answer

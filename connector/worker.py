@@ -20,7 +20,7 @@ _MAX_WAITING = 65_536
 
 
 @dataclass
-class MeasuredWorkerMetadata(OffloadingWorkerMetadata):  # type: ignore[misc]
+class MeasuredWorkerMetadata(OffloadingWorkerMetadata):
     """vLLM's metadata with the transfers of the completed jobs."""
 
     transfers: Transfers = field(default_factory=dict)

@@ -81,7 +81,7 @@ class Counters:
 
     def gauges(self, residency: Residency, deferred: int) -> None:
         """Set gauges that changed."""
-        values = {(semconv.DEFERRED_REQUESTS.name, ()): deferred}
+        values: dict[tuple[str, Labels], int] = {(semconv.DEFERRED_REQUESTS.name, ()): deferred}
         for kv_group, labels in self._labels.items():
             values[semconv.RESIDENT_CHUNKS.name, labels] = residency.resident_count(kv_group)
         for (name, labels), value in values.items():

@@ -163,9 +163,7 @@ class Assembler:
                 groups=transfers.loaded_groups(fact.load_keys),
             )
             request.loads.append(load)
-            self._load_jobs.start(
-                transfers.Job(fact.job_id, fact.request_id, fact.load_keys, load)
-            )
+            self._load_jobs.start(transfers.Job(fact.job_id, fact.request_id, fact.load_keys, load))
         answer = request.answer
         if answer is None or answer.counted:
             return
@@ -228,7 +226,7 @@ class Assembler:
             (self._store_jobs, semconv.DIRECTION_STORE),
             (self._load_jobs, semconv.DIRECTION_LOAD),
         ):
-            job = jobs.of_id(fact.job_id)  # type: ignore[attr-defined]
+            job = jobs.of_id(fact.job_id)
             if job is not None:
                 job.record.bytes = fact.bytes
                 job.record.transfer_seconds = fact.seconds
@@ -246,7 +244,7 @@ class Assembler:
         self._load_jobs.clear()
 
     def _lost(self, fact: facts.Lost) -> None:
-        self._metrics.count(semconv.DROPPED_FACTS, fact.count)
+        self._metrics.count(semconv.DROPPED_FACTS, fact.dropped)
         if fact.state_lost:
             self._residency.new_epoch()
 

@@ -66,6 +66,7 @@ class Emitter:
             unsafe = self._unsafe(answer, request.served)
         deferred = [item for item in request.lookups if Exit(item.exit) in DEFERRED_EXITS]
         fact = answer.fact if answer is not None else None
+        state = lookups.state_of(info.layout, self._residency, fact.keys if fact else None)
         case = Case(
             layout=info.layout,
             prompt_tokens=request.added.prompt_tokens,
@@ -93,14 +94,12 @@ class Emitter:
             deferred_exit=deferred[-1].exit if deferred else None,
             unresolved=unresolved or (last is not None and Exit(last.exit) in DEFERRED_EXITS),
             unsafe=unsafe,
-            **({"state": lookups.state_of(info.layout, self._residency, fact.keys)} if fact else {}),
+            state=state,
         )
-        request.judgement = judge(case)
-        if answer is not None:
-            state = lookups.state_of(info.layout, self._residency, answer.fact.keys)
-            if self._kept(request) is not None:
-                lookups.fill_resident(info.layout, answer.lookup, state)
-        return request.judgement
+        request.judgement = said = judge(case)
+        if answer is not None and self._kept(request) is not None:
+            lookups.fill_resident(info.layout, answer.lookup, state)
+        return said
 
     def _unsafe(self, answer: Answer, served: int) -> UnsafeState | None:
         """The recurrent state that was loaded although it lies beyond the boundary."""

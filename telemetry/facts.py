@@ -12,7 +12,7 @@ then the length at the time of the fact is kept beside the reference).
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final, NamedTuple, Union
+from typing import Any, Final, NamedTuple
 
 Keys = Collection[bytes]
 """Offload keys: block hash followed by four bytes of group index, big endian."""
@@ -158,15 +158,15 @@ class Lost(NamedTuple):
     """Facts were dropped here because the queue was full."""
 
     time_ns: int
-    count: int
+    dropped: int
     state_lost: bool
     """One of them changed residency, which is unknown from here on."""
 
 
-Fact = Union[
-    Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
-    Preempted, Reset, ObserverError, Lost,
-]  # fmt: skip
+Fact = (
+    Added | LookedUp | Admitted | Offered | StoreJob | Stored | Loaded | Transferred | Finished
+    | Preempted | Reset | ObserverError | Lost
+)  # fmt: skip
 
 _TYPES: Final[tuple[Any, ...]] = (
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,

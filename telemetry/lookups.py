@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvlens.telemetry import facts, search, semconv
 from kvlens.telemetry.records import GroupLookup, Layout, Lookup, Range
@@ -13,9 +13,13 @@ StateOf = Callable[[int, int], State]
 """``(kv_group, chunk index)`` -> state of that chunk of this request."""
 
 
-def state_of(layout: Layout, residency: Residency, keys: facts.KeyLists) -> StateOf:
-    """States of one request's chunks, as they are now."""
-    lists = {group.kv_group: keys[i] for i, group in enumerate(layout.groups)}
+def state_of(layout: Layout, residency: Residency, keys: facts.KeyLists | None) -> StateOf:
+    """States of one request's chunks, as they are now; without keys none was ever seen."""
+    nothing: tuple[Sequence[bytes], int] = ((), 0)
+    lists = {
+        group.kv_group: nothing if keys is None else keys[position]
+        for position, group in enumerate(layout.groups)
+    }
 
     def state(kv_group: int, chunk: int) -> State:
         names, length = lists[kv_group]

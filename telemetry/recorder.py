@@ -96,7 +96,7 @@ class Recorder:
             kind = f"{type(error).__name__} in {getattr(call, '__name__', call)}"
             if kind not in self._logged and len(self._logged) < _MAX_LOGGED_KINDS:
                 self._logged.add(kind)
-                logger.exception("kvlens: %s; serving is not affected, further ones are counted", kind)
+                logger.exception("kvlens: %s; serving is not affected, more are only counted", kind)
 
     def _overflow(self) -> None:
         """Drop the oldest eighth, and say in its place what was lost."""

@@ -260,12 +260,14 @@ def encode_bounded(record: RequestRecord, limit: int = semconv.RECORD_MAX_BYTES)
 
 def decode_record(data: str | bytes) -> RequestRecord:
     """Decode a RequestRecord; raises :class:`RecordError`."""
-    return _checked(_record_decoder, data, "record")
+    record: RequestRecord = _checked(_record_decoder, data, "record")
+    return record
 
 
 def decode_engine(data: str | bytes) -> EngineInfo:
     """Decode an EngineInfo; raises :class:`RecordError`."""
-    return _checked(_engine_decoder, data, "engine")
+    info: EngineInfo = _checked(_engine_decoder, data, "engine")
+    return info
 
 
 def _checked(decoder: msgspec.json.Decoder[Any], data: str | bytes, what: str) -> Any:

@@ -52,7 +52,7 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Hide block drop from the constructor's ``from_spec``."""
 
-    class WithoutDrafterFallback(base):  # type: ignore[misc]
+    class WithoutDrafterFallback(base):
         def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
             super().__init__(spec, _WithoutBlockDrop(vllm_config), kv_cache_config)
 

@@ -21,7 +21,7 @@ SUMMARY = "a finished request's last chunk of a drafter group is never stored"
 FIXED_IN = "0.30.0"
 
 
-class _Released(RequestOffloadState):  # type: ignore[misc]
+class _Released(RequestOffloadState):
     """State of a request whose held-back tail is released when it finishes."""
 
     __slots__ = ()
@@ -52,7 +52,7 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Give every request a state that releases its tail."""
 
-    class WithReleasedTail(base):  # type: ignore[misc]
+    class WithReleasedTail(base):
         def on_new_request(self, request: Any) -> None:
             super().on_new_request(request)
             self._req_status[request.request_id].__class__ = _Released

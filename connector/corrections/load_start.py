@@ -76,7 +76,7 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Hide locally computed blocks from the scan."""
 
-    class WithLoadStart(base):  # type: ignore[misc]
+    class WithLoadStart(base):
         def update_state_after_alloc(
             self, request: Any, blocks: Any, num_external_tokens: int
         ) -> None:

@@ -41,7 +41,7 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Widen prefix queries of drafter groups by one chunk."""
 
-    class WithWidening(base):  # type: ignore[misc]
+    class WithWidening(base):
         def _maximal_prefix_lookup(
             self,
             keys: Any,

@@ -33,7 +33,7 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Clamp what a finished request may offload."""
 
-    class WithWatermark(base):  # type: ignore[misc]
+    class WithWatermark(base):
         def _calc_num_offloadable_tokens(self, req_status: Any, num_computed_tokens: int) -> int:
             request = req_status.req
             if request.is_finished() and request.status is not RequestStatus.FINISHED_ABORTED:

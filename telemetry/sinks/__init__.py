@@ -26,8 +26,9 @@ class MetricSink(Protocol):
 class RecordSink(Protocol):
     """Takes records; called on the drain thread only."""
 
-    dropped: int
-    """Spans or records dropped so far because the receiver was too slow."""
+    @property
+    def dropped(self) -> int:
+        """Spans dropped so far because the receiver was too slow."""
 
     def request(self, record: RequestRecord) -> None:
         """Take the record of a finished request."""

@@ -40,8 +40,8 @@ def traces_url(endpoint: str | None) -> str | None:
     if endpoint:
         base = endpoint.rstrip("/")
         return base if base.endswith("/v1/traces") else f"{base}/v1/traces"
-    traces, base = (os.environ.get(name) for name in _ENDPOINT_ENVS)
-    return traces or (f"{base.rstrip('/')}/v1/traces" if base else None)
+    traces, root = (os.environ.get(name) for name in _ENDPOINT_ENVS)
+    return traces or (f"{root.rstrip('/')}/v1/traces" if root else None)
 
 
 class SpanSink:

@@ -79,9 +79,7 @@ class Request:
     @property
     def block_hashes(self) -> list[bytes]:
         count = self.num_tokens // self.tokens_per_hash
-        return [
-            hashlib.sha256(f"{self.seed}/{index}".encode()).digest() for index in range(count)
-        ]
+        return [hashlib.sha256(f"{self.seed}/{index}".encode()).digest() for index in range(count)]
 
     def is_finished(self) -> bool:
         return RequestStatus.is_finished(self.status)

@@ -45,11 +45,14 @@ def test_a_probe_that_fails_leaves_the_correction_out(monkeypatch):
     module = corrections.ALL[0]
 
     def broken():
-        raise AttributeError("vLLM moved it")
+        raise AttributeError("gone")
 
     monkeypatch.setattr(module, "present", broken)
     item = corrections.plan(load({}, {}))[0]
-    assert (item.state, item.reason) == ("unknown", "the probe failed: AttributeError: vLLM moved it")
+    assert (item.state, item.reason) == (
+        "unknown",
+        "the probe failed: AttributeError: gone",
+    )
 
 
 # F1: one full-attention and three recurrent groups, chunk 2128, none annotated.

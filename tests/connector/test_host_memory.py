@@ -3,10 +3,10 @@ from types import SimpleNamespace
 
 import pytest
 
-torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 import numpy as np
+import torch
 from vllm.v1.kv_offload.base import (
     CanonicalKVCacheRef,
     CanonicalKVCaches,
