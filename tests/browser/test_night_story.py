@@ -1,0 +1,83 @@
+"""Traffic turns bad; the page shows it by itself; three clicks lead to the lost chunk."""
+
+import time
+
+import httpx
+import pytest
+from factory import cold_record, engine
+from fleet import lost_run, send
+from playwright.sync_api import Page, expect
+
+pytestmark = pytest.mark.browser
+
+
+def test_incident_appears_without_reload_and_leads_to_the_strip(
+    page: Page, ingest: httpx.Client
+) -> None:
+    now = time.time()
+    info = engine(started_at=now - 600)
+    page.goto("/")
+    expect(page.get_by_role("heading", level=1)).to_have_text("No engine has reported yet")
+    expect(page.locator("#live")).to_have_text("live")
+    page.evaluate("window.sameDocument = true")
+
+    send(ingest, info, [cold_record(1, info, finish=now - 300)])
+    expect(page.get_by_role("heading", level=1)).to_have_text("No incident is open")
+    send(ingest, info, lost_run(info, now, number=3))
+    expect(page.get_by_role("heading", level=1)).to_have_text("1 critical incident open")
+    expect(page.locator("#announce")).to_contain_text("New critical incident on node-a:0")
+    expect(page.locator(".nav .pill")).to_contain_text("1")
+    assert page.evaluate("window.sameDocument") is True
+
+    page.get_by_role("link", name="Every offload hit is lost").click()
+    verdict = page.get_by_label("Verdict")
+    expect(verdict).to_contain_text("Every group treated as drafter")
+    expect(verdict).to_contain_text("Next step")
+    expect(verdict.get_by_role("row", name="annotated drafter groups")).to_contain_text("none")
+
+    page.get_by_role("link", name="cmpl-0101").click()
+    expect(page).to_have_title("Request cmpl-0101 · kvlens")
+    vetoing = page.locator(".strip-row.is-veto")
+    expect(vetoing).to_have_count(1)
+    expect(vetoing).to_contain_text("1 · sliding window")
+    expect(vetoing).to_contain_text("vetoed here: raw hits 1, after pop 0")
+    expect(vetoing.locator("rect.cell-popped title, g:has(rect.cell-popped) title")).to_have_text(
+        "popped: chunk 1, tokens 512 to 1,023. "
+        "Hit, then given up: a drafter's last chunk is volatile."
+    )
+    boundaries = page.locator(".strip-head").get_by_role("img")
+    expect(boundaries).to_have_attribute(
+        "aria-label",
+        "Boundaries, in tokens from the prompt's start: local = served: 0 tokens; "
+        "servable: 1,024 tokens",
+    )
+    expect(page.get_by_text("Group 1, sliding window, 512 tokens per chunk")).to_have_count(1)
+
+
+def test_recovery_closes_the_incident_on_the_open_page(page: Page, ingest: httpx.Client) -> None:
+    now = time.time()
+    info = engine(started_at=now - 600)
+    send(ingest, info, lost_run(info, now, number=3))
+    page.goto("/incidents")
+    open_panel = page.locator('[data-live="open"]')
+    expect(open_panel).to_contain_text("Every offload hit is lost")
+    newer = engine(incarnation_id="inc-a2", affected=False, started_at=now)
+    send(ingest, newer, [cold_record(1, newer, finish=now + 1)])
+    expect(open_panel).to_contain_text("Nothing is wrong")
+    expect(page.locator('[data-live="closed"]')).to_contain_text("engine gone")
+
+
+def test_news_reaches_a_page_that_does_not_list_incidents(page: Page, ingest: httpx.Client) -> None:
+    now = time.time()
+    info = engine(started_at=now - 600)
+    send(ingest, info, [cold_record(1, info, finish=now - 300)])
+    page.goto("/requests/cmpl-0001")
+    expect(page.locator("#live")).to_have_text("live")
+    send(ingest, info, lost_run(info, now, number=3))
+    toast = page.locator("#toast")
+    expect(toast).to_contain_text("New critical incident")
+    toast.get_by_role("link").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Every offload hit is lost")
+    expect(page.locator("#live")).to_have_text("live")
+    # The stream repeats open incidents to each new page: known ones are no news.
+    expect(page.locator("#toast")).to_be_hidden()

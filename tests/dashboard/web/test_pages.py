@@ -1,0 +1,178 @@
+"""The pages over HTTP, on the real server, filled through real ingest."""
+
+import re
+import time
+from urllib.parse import quote
+
+import httpx
+import pytest
+from factory import cold_record, engine, lost_record, served_record
+from fleet import fleet, hostile, open_incident, send
+from gallery import gap_record, nine_group_engine
+
+from kvlens.dashboard.web.assets import assets, version
+
+
+@pytest.fixture
+def filled(client: httpx.Client) -> httpx.Client:
+    for info, records in fleet(time.time()):
+        send(client, info, records)
+    open_incident(client)
+    return client
+
+
+def page(client: httpx.Client, path: str, status: int = 200) -> str:
+    answer = client.get(path)
+    assert answer.status_code == status, answer.text[:400]
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "default-src 'self'" in answer.headers["content-security-policy"]
+    html = answer.text
+    # The policy forbids these: a page that has one is broken in a browser.
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=\"|javascript:", html)
+    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", html))
+    assert html.count("<h1") == 1
+    return html
+
+
+@pytest.mark.parametrize("path", ["/", "/incidents", "/requests"])
+def test_empty_pages_say_what_to_do(client: httpx.Client, path: str) -> None:
+    html = page(client, path)
+    assert "No engine has reported yet" in html
+    assert "kvlens.connector" in html
+    assert f"KVLENS_OTLP_ENDPOINT={str(client.base_url).rstrip('/')}" in html
+
+
+def test_overview_is_worst_first(filled: httpx.Client) -> None:
+    html = page(filled, "/")
+    assert "1 critical incident open" in html
+    engines = re.findall(r'title="incarnation ([^"]+)"', html)
+    assert engines[0] == "inc-a1"
+    assert engines[-1] == "inc-c1"
+    assert html.index("Open incidents") < html.index(">Engines<") < html.index("Last requests")
+    assert "every group treated as drafter" in html
+
+
+def test_incident_page_has_verdict_evidence_next_step_and_requests(filled: httpx.Client) -> None:
+    html = page(filled, f"/incidents/{open_incident(filled)}")
+    for text in ("Next step", "Evidence", "annotated drafter groups", "Timeline", "Affected"):
+        assert text in html
+    assert len(re.findall(r'href="/requests/cmpl-', html)) == 14
+
+
+def test_closed_incidents_are_listed_apart(filled: httpx.Client) -> None:
+    html = page(filled, "/incidents")
+    assert html.index("open-title") < html.index("closed-title")
+    assert "engine gone" in html
+
+
+def test_engine_page_names_the_fingerprint(filled: httpx.Client) -> None:
+    html = page(filled, "/engines/inc-a1")
+    assert "fingerprint of the drafter fallback" in html
+    assert "293 chunks" in html
+    healthy = page(filled, "/engines/inc-b1?range=7d")
+    assert "fingerprint" not in healthy
+    assert "p95" in healthy
+
+
+def test_request_page_shows_strip_and_numbers_without_script(filled: httpx.Client) -> None:
+    html = page(filled, "/requests/cmpl-0113")
+    assert "vetoed here: raw hits 1, after pop 0" in html
+    assert html.count('class="strip-row') == 3
+    assert "servable: 1,024 tokens" in html
+    assert 'class="visually-hidden">Group 1, sliding window' in html
+
+
+def test_another_lookup_can_be_put_on_the_strip(client: httpx.Client) -> None:
+    info = nine_group_engine(engine())
+    record = gap_record(served_record(7, info), time.time())
+    send(client, info, [record])
+    path = f"/requests/{quote(record.internal_request_id, safe='')}"
+    assert "decisive lookup" in page(client, path)
+    assert "another lookup" in page(client, path + "?lookup=0")
+    assert "decisive lookup" in page(client, path + "?lookup=99")
+    assert "repeated 312 times" in page(client, path)
+
+
+def test_filters_narrow_and_pages_follow_the_cursor(filled: httpx.Client) -> None:
+    lost = page(filled, "/requests?verdict=lost&min_lost=&engine=inc-a1")
+    assert lost.count('<th scope="row"') == 14
+    assert '<option value="lost" selected>' in lost
+    first = page(filled, "/requests")
+    following = re.search(r'rel="next" href="([^"]+)"', first)
+    assert following is not None
+    second = page(filled, following.group(1).replace("&amp;", "&"))
+    pattern = r'href="/requests/(cmpl-[^"]+)"'
+    assert not set(re.findall(pattern, first)) & set(re.findall(pattern, second))
+    assert "Newest</a>" in second
+    assert "No request matches" in page(filled, "/requests?cause=hash_seed")
+
+
+def test_wrong_filters_are_named(filled: httpx.Client) -> None:
+    html = page(filled, "/requests?verdict=lots&cursor=nonsense", status=400)
+    assert "verdict is one of" in html
+    assert "cursor" in html
+
+
+@pytest.mark.parametrize("kind", ["engines", "incidents", "requests"])
+def test_unknown_things_are_a_page_too(client: httpx.Client, kind: str) -> None:
+    assert f"No such {kind[:-1]}" in page(client, f"/{kind}/%3Cb%3Enone", status=404)
+
+
+def test_texts_from_outside_stay_text(client: httpx.Client) -> None:
+    now = time.time()
+    info = engine(engine_id="<b>bold</b>", incarnation_id="a/b?<i>", model="<u>m</u>")
+    record = hostile(info, now)
+    send(client, info, [record, *(lost_record(i, info, finish=now - 9 + i) for i in range(3))])
+    paths = ["/", "/requests", "/incidents", "/engines/a%2Fb%3F%3Ci%3E"]
+    paths.append("/requests/" + quote(record.internal_request_id, safe=""))
+    paths.append("/incidents/" + quote(open_incident(client), safe=""))
+    for path in paths:
+        html = page(client, path)
+        for markup in ("<script>alert", "<img", "<b>bold", "<i>", "<u>m"):
+            assert markup not in html
+    assert "&lt;script&gt;alert(1)" in page(client, paths[4])
+
+
+def test_record_without_lookups_or_engine_details(client: httpx.Client) -> None:
+    info = engine()
+    bare = cold_record(1, info)
+    bare.lookups, bare.stores, bare.summary = [], [], ""
+    send(client, info, [bare])
+    html = page(client, "/requests/cmpl-0001")
+    assert "nothing to draw" in html
+    assert "never computed before" in html
+
+
+def test_static_files_are_cached_by_version_and_nothing_else_is_served(
+    client: httpx.Client,
+) -> None:
+    good = client.get(f"/static/{version()}/css/tokens.css")
+    assert good.headers["content-type"].startswith("text/css")
+    assert "immutable" in good.headers["cache-control"]
+    assert client.get("/static/old/css/tokens.css").headers["cache-control"] == "no-cache"
+    for path in ("..%2froutes.py", "%2e%2e%2froutes.py", "css", "nope.css"):
+        assert client.get(f"/static/{version()}/{path}").status_code == 404
+    assert client.get("/favicon.ico").headers["content-type"] == "image/svg+xml"
+
+
+def test_every_file_that_a_page_names_exists(filled: httpx.Client) -> None:
+    for path in ("/", "/requests/cmpl-0113"):
+        named = re.findall(r"/static/[0-9a-f]+/([^\"#]+)", page(filled, path))
+        assert named
+        assert set(named) <= assets().keys()
+
+
+def test_no_style_or_script_fetches_from_elsewhere() -> None:
+    for path, asset in assets().items():
+        if path.endswith((".css", ".js")):
+            assert b"http://" not in asset.body, path
+            assert b"https://" not in asset.body, path
+
+
+def test_vendored_fonts_come_with_their_licences() -> None:
+    notes = assets()["vendor/README.md"].body.decode()
+    for path in assets():
+        if path.endswith(".woff2"):
+            folder = path.split("/")[1]
+            assert f"`{folder}/`" in notes
+            assert f"vendor/{folder}/LICENSE" in assets()
