@@ -18,7 +18,7 @@ _NEXT: dict[Cause, str] = {
     "for one chunk more than it keeps.",
     Cause.WINDOW_VETO: "Look at kv_group {kv_group} in the chunk strip: if the writer keeps fewer "
     "chunks than the reader asks for, upgrade vLLM, and drop prefix_cache_retention_interval if "
-    "it is set; until then this model's prompts cannot be served from the tier.",
+    "it is set. Until then nothing beyond that window is served from the tier.",
     Cause.CHUNK_GRANULARITY: "Lower block_size or blocks_per_chunk in kv_connector_extra_config "
     "(largest chunk now: {largest_chunk:,} tokens), if prompts of this length matter.",
     Cause.STORE_GAP: "Find out why chunk {first_gap_chunk} of kv_group {kv_group} is skipped: "
@@ -37,8 +37,9 @@ _NEXT: dict[Cause, str] = {
     "{store_threshold}; a request's own max_offload_tokens counts as well.",
     Cause.HASH_SEED: "Start every engine that shares this tier with the same PYTHONHASHSEED (0, "
     "for example); what was stored under other hashes cannot be found again.",
-    Cause.PENDING_STORE: "Check the offload worker of this engine: store jobs that were accepted "
-    "do not complete. Restarting the engine frees the requests that wait for them.",
+    Cause.PENDING_STORE: "If it is a single request, it only came before the store was done. If "
+    "they add up, check the offload worker of this engine: stores that were accepted do not "
+    "complete, and only a restart frees the requests that wait for them.",
     Cause.RETRY_STALL: "Check the tier's backend and its network: it answers 'later' again and "
     "again. Until it is well, take it out of the tiers or cap the load with max_load_tokens.",
     Cause.MISALIGNED_STATE: "Treat this request's output as suspect and reset the prefix cache "

@@ -67,6 +67,7 @@ def lookup_finding(case: Case) -> Finding:
     flags = {
         "drafter_groups_used": sorted(used),
         "drafter_groups_annotated": sorted(annotated),
+        "block_drop": case.block_drop,
         "popped_groups": sorted({q.kv_group for q in case.lookups if q.popped}),
         "raw_hits": {str(q.kv_group): q.raw_hits for q in case.lookups if q.pass_number},
     }
@@ -144,6 +145,7 @@ def store_finding(case: Case) -> Finding:
         "gaps": len(gone),
         "missing_by_state": {state.name.lower(): n for state, n in sorted(states.items())},
         "resident_after_gap": len(after),
+        "other_groups_complete": len(missing) == 1,
         "tokens_per_chunk": group.tokens_per_chunk,
     }
     return _why_missing(case, group, gone, states, evidence, bool(after))
@@ -175,20 +177,23 @@ def _why_missing(
             f"at that moment or after a failed transfer",
         )
     if states[State.PENDING]:
+        pending = states[State.PENDING]
         return finding(
-            Cause.PENDING_STORE, f"{states[State.PENDING]:,} chunks of {name} were still being "
-            f"written when the request came",
-        )  # fmt: skip
+            Cause.PENDING_STORE,
+            f"{pending:,} {'chunk' if pending == 1 else 'chunks'} of {name} "
+            f"{'was' if pending == 1 else 'were'} still being written when the request came",
+        )
     if is_windowed(group) and not states[State.HELD_BACK]:
         stored = any(case.resident(group.kv_group, k) for k in range(gone[-1]))
         if after or not stored:
             return _window(case, group, evidence, Confidence.CERTAIN)
     was, it = ("was", "it") if len(gone) == 1 else ("were", "them")
     if after:
-        gaps = ", ".join(map(str, gone[:4])) + (", ..." if len(gone) > 4 else "")
+        gaps = "chunk " if len(gone) == 1 else "chunks "
+        gaps += ", ".join(map(str, gone[:4])) + (", ..." if len(gone) > 4 else "")
         return finding(
             Cause.STORE_GAP,
-            f"{count} {was} computed but never stored (chunk {gaps}), so that the "
+            f"{count} {was} computed but never stored ({gaps}), so that the "
             f"{evidence['resident_after_gap']:,} stored after chunk {first} cannot be reached",
         )
     held = states[State.HELD_BACK] or group.drafter_used
@@ -216,7 +221,8 @@ def _window(
     step = ""
     reason = (
         f"{group_name(case, group.kv_group)} kept {kept} of the {wanted} chunks that a boundary "
-        f"of {boundary:,} tokens needs{drafter}, though the other groups reach it"
+        f"of {boundary:,} tokens needs{drafter}"
+        f"{', though all other groups have theirs' * evidence.get('other_groups_complete', False)}"
     )
     if kept >= wanted:
         reason = (
@@ -235,19 +241,26 @@ def _window(
 
 
 def _pop_reason(case: Case, cause: Cause, used: set[int], annotated: set[int]) -> str:
-    veto = group_name(case, case.vetoing_group)
+    by_name = f"{group_name(case, case.vetoing_group)} " if case.vetoing_group is not None else ""
     if cause is Cause.DRAFTER_FALLBACK:
-        every = len(used) == len(case.layout.groups)
-        which = f"all {len(used)} groups" if every else f"groups {sorted(used)}"
-        real = f"only groups {sorted(annotated)} are" if annotated else "none is"
+        every = len(used) == len(case.layout.groups) > 1
+        which = f"all {len(used)} groups were" if every else _groups(used)
+        plural = every or len(used) > 1
+        real = f"only {_groups(annotated)}" if annotated else "none is"
+        veto = f"; {by_name}brought the boundary down" if by_name else ""
         return (
-            f"{which} were treated as drafter groups and lost their last chunk, though {real} "
-            f"annotated as one; {veto} brought the boundary down"
+            f"{which} treated as {'drafter groups' if plural else 'a drafter group'} and lost "
+            f"{'their' if plural else 'its'} last chunk, though {real} annotated as one{veto}"
         )
     return (
-        f"the drafter pop in {veto} took one chunk from a query that had not asked for one more, "
-        f"which left less than the other groups need"
+        f"the drafter pop {f'in {by_name}' if by_name else ''}took one chunk from a query that had "
+        f"not asked for one more, which left less than the other groups need"
     )
+
+
+def _groups(kv_groups: set[int]) -> str:
+    numbers = ", ".join(map(str, sorted(kv_groups)))
+    return f"group {numbers} was" if len(kv_groups) == 1 else f"groups {numbers} were"
 
 
 def is_windowed(group: GroupLayout) -> bool:

@@ -167,8 +167,7 @@ def _nothing_lost(case: Case, largest: int) -> Judgement:
     if evicted >= largest:
         return _evicted(case, evicted)
     if case.served:
-        return _remainder(case, Verdict.FULL, f"The tier served {case.served:,} tokens, all that "
-                          f"could be reused")  # fmt: skip
+        return _remainder(case, Verdict.FULL, f"The tier served {case.served:,} reusable tokens")
     excluded = case.boundary_if(State.EXCLUDED) - reached
     if excluded >= largest:
         summary = (
@@ -220,9 +219,12 @@ def _remainder(case: Case, verdict: Verdict, summary: str) -> Judgement:
     rest = case.target - case.served
     if rest <= 0:
         return _judgement(case, verdict, f"{summary}.")
-    summary += f"; {rest:,} more would have been servable, which is less than a chunk."
+    summary += f"; a remainder of {rest:,} more, less than a chunk, was left."
     evidence = {"remainder_tokens": rest, "largest_chunk_tokens": case.layout.largest_chunk}
-    return _judgement(case, verdict, summary, Cause.CHUNK_GRANULARITY, evidence=evidence)
+    return _judgement(
+        case, verdict, summary, Cause.CHUNK_GRANULARITY, evidence=evidence,
+        next_step="Nothing to do: vLLM loads whole chunks only.",
+    )  # fmt: skip
 
 
 def _cold(case: Case, largest: int) -> Judgement:
@@ -251,8 +253,8 @@ def _cold(case: Case, largest: int) -> Judgement:
             f"prompt is its volatile last chunk, which may not be served.",
             vetoing_group=case.vetoing_group,
         )  # fmt: skip
-    seen = "No complete boundary of it" if case.seen_before else "Nothing of this prompt"
-    return _remainder(case, Verdict.COLD, f"{seen} had been computed before")
+    known = "No complete chunks of all groups" if case.seen_before else "Nothing of this prompt"
+    return _remainder(case, Verdict.COLD, f"{known} had been computed before")
 
 
 def _unwritten(case: Case, where: tuple[int, int], said: Judgement) -> Judgement:

@@ -44,7 +44,7 @@ def cases(draw: st.DrawFn) -> tuple[Layout, set[tuple[int, int]], int, int, int 
     return found, missing, local, tokens, cap
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=800, deadline=None)
 @given(cases())
 def test_largest_boundary_of_a_naive_scan(case):
     found, missing, local, tokens, cap = case
@@ -125,7 +125,7 @@ def test_kind_that_is_not_known_needs_the_whole_prefix():
 PARTIAL = layout(group(0, "full_attention", 8), group(1, "mamba", 8), partial_tail=True)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     missing=st.sets(st.tuples(st.integers(0, 1), st.integers(0, 7)), max_size=4),
     tails=st.sets(st.tuples(st.integers(0, 1), st.integers(1, 40)), max_size=60),

@@ -203,7 +203,7 @@ def random_layout(rng: random.Random) -> Layout:
 def test_model_agrees_with_the_real_search(vllm: Vllm, deferrals: bool):
     rng = random.Random(52735)
     served = 0
-    for _ in range(4000):
+    for _ in range(2500):
         found, tokens = random_layout(rng), rng.randint(1, 120)
         local = rng.choice([0, 0, rng.randrange(tokens)])
         cap = rng.choice([None, rng.randint(0, 120)]) if vllm.caps else None
@@ -232,7 +232,7 @@ def test_model_agrees_with_the_real_search(vllm: Vllm, deferrals: bool):
             )  # fmt: skip
             assert predicted == local + (real or 0)
             served += predicted > local
-    assert deferrals or served > 500, "the cases must not all be misses"
+    assert deferrals or served > 300, "the cases must not all be misses"
 
 
 def test_layout_windows_are_those_of_vllm(vllm: Vllm):

@@ -2,75 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from verdict_cases import DRAFTER, C, Chunks, E, P, R, case, full, group, mamba, run, sliding
 
 from kvlens.telemetry.advice import next_step
-from kvlens.telemetry.oracle import servable_boundary
-from kvlens.telemetry.records import GroupLayout, GroupLookup, Layout
+from kvlens.telemetry.records import GroupLookup
 from kvlens.telemetry.residency import State
-from kvlens.telemetry.search import search
 from kvlens.telemetry.semconv import QUIET_VERDICTS, Cause, Confidence, Exit, Verdict
-from kvlens.telemetry.verdict import Case, UnsafeState, expected_boundary, judge
-
-R, C, E, P = State.RESIDENT, State.COMPUTED, State.EVICTED, State.PENDING
-Chunks = dict[int, dict[int, State]]
-
-
-def group(kv_group: int, kind: str, chunk: int, **fields: Any) -> GroupLayout:
-    return GroupLayout(
-        kv_group=kv_group, group_kind=kind, tokens_per_block=chunk, tokens_per_chunk=chunk, **fields
-    )
-
-
-def full(kv_group: int, chunk: int, **fields: Any) -> GroupLayout:
-    return group(kv_group, "full_attention", chunk, **fields)
-
-
-def mamba(kv_group: int, chunk: int, **fields: Any) -> GroupLayout:
-    return group(kv_group, "mamba", chunk, **fields)
-
-
-def sliding(kv_group: int, chunk: int, window: int, **fields: Any) -> GroupLayout:
-    return group(kv_group, "sliding_window", chunk, window=window, **fields)
-
-
-DRAFTER = {"drafter": True, "drafter_used": True}
-
-
-def run(count: int, state: State = R, start: int = 0) -> dict[int, State]:
-    return dict.fromkeys(range(start, start + count), state)
-
-
-def case(groups: Iterable[GroupLayout], tokens: int, chunks: Chunks, **fields: Any) -> Case:
-    """A case whose numbers follow from its residency; ``served`` is the engine's own search."""
-    layout = Layout(groups=list(groups), tokens_per_hash=1)
-
-    def state(kv_group: int, chunk: int) -> State:
-        return chunks.get(kv_group, {}).get(chunk, State.NEVER_SEEN)
-
-    def holds(kv_group: int, chunk: int) -> bool:
-        return state(kv_group, chunk) is R
-
-    local = fields.get("local", 0)
-    stock = search(
-        layout, holds, local, tokens,
-        drafters={g.kv_group for g in layout.groups if g.drafter_used},
-        widen=fields.get("widens", True), load_window=fields.get("load_window", True),
-    )  # fmt: skip
-    numbers = {
-        "prompt_tokens": tokens,
-        "num_tokens": tokens,
-        "served": stock - local,
-        "servable": servable_boundary(layout, holds, local, tokens) - local,
-        "expected": expected_boundary(layout, state, local, tokens) - local,
-        "seen_before": bool(chunks),
-    }
-    return Case(layout=layout, state=state, **(numbers | fields))
-
+from kvlens.telemetry.verdict import UnsafeState, judge
 
 # --- something is wrong -------------------------------------------------------
 
@@ -116,7 +57,7 @@ def test_f2_gaps_in_the_stored_range():
     assert said.evidence["gap_chunks"] == [31, 63, 95]
     assert said.lost_at_lookup == 0
     assert said.lost_at_store == found.expected - 7680
-    assert "chunk 31, 63, 95" in said.summary
+    assert "chunks 31, 63, 95" in said.summary
     assert "chunk 31 of kv_group 0" in said.next_step
 
 
@@ -438,13 +379,15 @@ def test_search_that_asks_for_more_than_a_window_needs():
 
 
 def test_search_that_is_not_exact_for_mixed_chunks():
-    groups = [full(0, 16), mamba(1, 64)]
-    found = case(groups, 300, {0: run(5), 1: {0: R, 3: R}}, exit=Exit.SERVED)
-    lost = replace(found, served=0, servable=64, exit=Exit.BELOW_CHUNK, state=lambda g, k: (
-        R if (g, k) in {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)} else State.NEVER_SEEN))  # fmt: skip
-    said = judge(lost)
-    assert said.cause in (Cause.CHUNK_GRANULARITY, Cause.NOT_ATTRIBUTABLE)
-    assert said.verdict is Verdict.LOST
+    sizes = ((8, 10), (16, 5), (4, 16))
+    groups = [group(i, "chunked_local", c, attention_chunk=a) for i, (c, a) in enumerate(sizes)]
+    found = case(groups, 21, {i: run(21 // c) for i, (c, _) in enumerate(sizes)}, exit=Exit.SERVED)
+    assert (found.served, found.servable) == (16, 20)
+    said = judge(found)
+    assert (said.verdict, said.cause, said.confidence) == (
+        Verdict.PARTIAL, Cause.CHUNK_GRANULARITY, Confidence.CERTAIN,
+    )  # fmt: skip
+    assert said.evidence["chunk_tokens"] == [4, 8, 16]
 
 
 def test_policy_explains_what_it_excludes():
