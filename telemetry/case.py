@@ -86,7 +86,7 @@ class Case:
     deferred_exit: str | None = None
     """Exit of the last of them."""
     unresolved: bool = False
-    """The request ended while its lookup was still deferred."""
+    """Its lookup is still deferred, or was when the request ended."""
 
     unsafe: UnsafeState | None = None
     """Known to have been loaded; otherwise it follows from layout and boundary."""

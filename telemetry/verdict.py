@@ -125,7 +125,8 @@ def _stalled(case: Case) -> Judgement | None:
             f"the tier keeps answering 'later', though {evidence['resident_chunks']:,} of its "
             f"chunks are stored and none is being written"
         )
-    waited = "and it ended so" if case.unresolved else f"then {case.served:,} tokens were served"
+    # Also said of a request that still waits: its deferral is reported before it ends.
+    waited = "without an answer" if case.unresolved else f"then {case.served:,} tokens were served"
     summary = (
         f"Its lookup was deferred for {case.deferral_seconds:.1f} s "
         f"({case.deferrals:,} lookups), {waited}: {why}."
