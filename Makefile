@@ -5,7 +5,7 @@ AFFECTED := .venv-affected/bin
 TYPES := .build/typecheck
 ARGS :=
 
-.PHONY: setup environments demo test lint
+.PHONY: setup environments demo test lint screenshots
 
 setup:
 	@$(PYTHON) scripts/setup.py --system
@@ -32,3 +32,7 @@ lint: environments
 		ln -sfn ../../../$$package $(TYPES)/kvlens/$$package; \
 	done
 	@MYPYPATH=$(TYPES) $(VENV)/mypy
+
+# Every page of the dashboard, both themes and widths, to docs/screenshots.
+screenshots: setup
+	@$(VENV)/python scripts/screenshots.py $(ARGS)

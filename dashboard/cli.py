@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,10 +67,9 @@ def _port(text: str) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    import uvicorn
-
-    from kvlens.dashboard.app import create_app
+    from kvlens.dashboard import serve
     from kvlens.dashboard.settings import SettingsError, load_settings
+    from kvlens.dashboard.store.base import StoreError
 
     try:
         settings = load_settings(
@@ -81,29 +79,12 @@ def _serve(options: argparse.Namespace) -> int:
             read_token=options.read_token,
             ingest_token=options.ingest_token,
         )
-    except SettingsError as error:
-        return _refuse("serve", str(error))
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family)
-    except OSError as error:
-        return _refuse(
-            "serve",
-            f"cannot listen on {settings.host} port {settings.port} ({error.strerror}): "
-            "choose another with --port or --host",
-        )
-    port = listener.getsockname()[1]
-    shown = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"kvlens dashboard: http://{shown}:{port}  store: {settings.store}", file=sys.stderr)
-    config = uvicorn.Config(
-        create_app(settings),
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=3,  # event streams never end by themselves
-    )
-    # uvicorn shuts down in order, then raises Ctrl-C anew.
-    with listener, contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[listener])
+        # uvicorn shuts down in order on Ctrl-C, then raises it anew.
+        with contextlib.suppress(KeyboardInterrupt):
+            serve.run(settings)
+    except (SettingsError, serve.ServeError, StoreError) as error:
+        print(f"kvlens serve: {error}", file=sys.stderr)
+        return USAGE
     return OK
 
 
@@ -118,11 +99,6 @@ def _demo(options: argparse.Namespace) -> int:
             engine_python=options.engine_python,
         )
     )
-
-
-def _refuse(command: str, message: str) -> int:
-    print(f"kvlens {command}: {message}", file=sys.stderr)
-    return USAGE
 
 
 if __name__ == "__main__":

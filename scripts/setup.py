@@ -28,12 +28,8 @@ SUPPORTED = ((3, 11), (3, 13))
 """First and last Python for which every pinned package exists."""
 CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 SYSTEM_TOOLS = [
-    # (any of these commands, Debian packages that bring it, who needs it)
-    (
-        ("chromium", "chromium-browser", "google-chrome"),
-        ("chromium", "fonts-liberation"),
-        "browser tests",
-    ),
+    # (command, variable that names another one, Debian packages that bring it, who needs it)
+    ("chromium", "KVLENS_TEST_CHROMIUM", ("chromium", "fonts-liberation"), "browser tests"),
 ]
 
 
@@ -133,23 +129,24 @@ class Environment:
 
 def install_system_tools() -> None:
     """Install missing programs from Debian packages, or say which are missing."""
-    missing = [
-        tool for tool in SYSTEM_TOOLS if not any(shutil.which(command) for command in tool[0])
-    ]
+    missing = [tool for tool in SYSTEM_TOOLS if not shutil.which(os.environ.get(tool[1], tool[0]))]
     if not missing:
         return
-    packages = [package for tool in missing for package in tool[1]]
+    packages = [package for tool in missing for package in tool[2]]
     if shutil.which("apt-get") is None or os.geteuid() != 0:
-        for commands, names, purpose in missing:
-            say(f"no {commands[0]}: {purpose} are skipped; install {' '.join(names)} to run them")
+        for command, variable, names, purpose in missing:
+            say(
+                f"no {command}, so {purpose} are skipped: install {' '.join(names)}, or name the "
+                f"program in {variable}"
+            )
         return
     say(f"installing {' '.join(packages)}")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     install = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
-    for command in (["apt-get", "update", "-qq"], install):
-        run = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False)
+    for step in (["apt-get", "update", "-qq"], install):
+        run = subprocess.run(step, env=quiet, capture_output=True, text=True, check=False)
         if run.returncode:
-            raise SetupError(f"failed: {' '.join(command)}\n{run.stdout[-2000:]}{run.stderr}")
+            raise SetupError(f"failed: {' '.join(step)}\n{run.stdout[-2000:]}{run.stderr}")
 
 
 def say(message: str) -> None:

@@ -18,6 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    if not config.getoption("--connector-only") or collection_path.is_dir():
+    if not config.getoption("--connector-only"):
         return None
-    return CONNECTOR_TESTS not in collection_path.parents or None
+    on_the_way = collection_path in CONNECTOR_TESTS.parents
+    inside = collection_path == CONNECTOR_TESTS or CONNECTOR_TESTS in collection_path.parents
+    return None if on_the_way or inside else True

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -181,9 +182,15 @@ def start(supervisor: Supervisor, options: EngineOptions, log: Path) -> Engine:
 def responds(url: str) -> bool:
     """Whether ``url`` answers with success."""
     try:
-        return httpx.get(url, timeout=2.0, trust_env=False).is_success
+        return _probe_client().get(url).is_success
     except httpx.TransportError:
         return False
+
+
+@cache
+def _probe_client() -> httpx.Client:
+    """One for all probes: making a client costs more than asking."""
+    return httpx.Client(timeout=2.0, trust_env=False)
 
 
 def free_port() -> int:

@@ -58,7 +58,7 @@ class Dashboard:
             found = [
                 incident
                 for incident in self._pages("/api/v1/incidents", "incidents")
-                if engine_id in incident["engines"]
+                if incident["engine_id"] == engine_id
             ]
             if len(found) >= at_least or time.monotonic() > deadline:
                 return found

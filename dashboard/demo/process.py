@@ -96,9 +96,13 @@ class Child:
 
 
 class Supervisor:
-    """Starts children and ends them, newest first, when its context ends."""
+    """Starts children and ends them, newest first, when its context ends.
 
-    def __init__(self) -> None:
+    Meanwhile each of ``signals`` raises :class:`Interrupted`, once.
+    """
+
+    def __init__(self, signals: Sequence[signal.Signals] = SIGNALS) -> None:
+        self._signals = signals
         self._children: list[Child] = []
         self._ending = False
         self._starting = False
@@ -106,7 +110,9 @@ class Supervisor:
         self._previous: dict[int, object] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {signum: signal.signal(signum, self._on_signal) for signum in SIGNALS}
+        self._previous = {
+            signum: signal.signal(signum, self._on_signal) for signum in self._signals
+        }
         return self
 
     def __exit__(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ def run(options: DemoOptions) -> int:
             if options.serve:
                 demo.stay_up()
     except DemoError as error:
-        console.print(f"kvlens demo: {error}", style="red", markup=False)
+        console.print(f"kvlens demo: {error}", style="red", markup=False, soft_wrap=True)
     except Interrupted as interrupt:
         # Ctrl-C is also how a dashboard that was left up is meant to be ended.
         console.print(f"ended by {interrupt}", markup=False)
@@ -155,7 +156,7 @@ class Demo:
         if self._options.json_path is not None:
             document = report.to_json(version, stock, kvlens)
             self._options.json_path.write_text(json.dumps(document, indent=2) + "\n")
-        self._console.print(report.table(version, stock, kvlens))
+        Console(highlight=False).print(report.table(version, stock, kvlens))
         failed = [check for check in report.checks(stock, kvlens) if not check.holds]
         for check in failed:
             self._console.print(
@@ -168,10 +169,9 @@ class Demo:
         path = self._options.json_path
         if path is None:
             return
-        try:
-            path.open("a").close()
-        except OSError as error:
-            raise DemoError(f"--json {path}: {error.strerror}") from error
+        if path.is_dir() or not os.access(path.parent, os.W_OK):
+            raise DemoError(f"--json {path}: not a file that can be written there")
 
     def _say(self, message: str) -> None:
-        self._console.print(f"{time.monotonic() - self._began:5.1f} s  {message}", markup=False)
+        elapsed = time.monotonic() - self._began
+        self._console.print(f"{elapsed:5.1f} s  {message}", markup=False, soft_wrap=True)

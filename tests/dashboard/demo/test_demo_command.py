@@ -91,7 +91,7 @@ def test_a_missing_interpreter_is_named() -> None:
     process = demo("--port", "0", "--engine-python", "/nowhere/python")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "/nowhere/python" in errors.replace("\n", "")
+    assert "/nowhere/python" in errors
 
 
 def test_an_interpreter_without_vllm_is_refused(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_an_unwritable_json_path_is_refused(tmp_path: Path) -> None:
     process = demo("--port", "0", "--json", tmp_path / "missing" / "out.json")
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert "No such file or directory" in errors.replace("\n", " ")
+    assert "not a file that can be written" in errors
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])

@@ -1,0 +1,95 @@
+"""Real vLLM servers for tests: which engines there are, and one running server."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvlens.dashboard.demo import engine
+from kvlens.dashboard.demo.model import FIRST_WORD
+from kvlens.dashboard.demo.process import Supervisor
+from kvlens.dashboard.demo.traffic import Client, Plan
+from kvlens.telemetry import semconv
+
+NEWEST, AFFECTED = "0.32.0", "0.29.0"
+FLUSH_SECONDS = 30.0
+TINY_OPTIONS: dict[str, Any] = {"chunk_tokens": 512, "gpu_blocks": 64, "max_model_len": 2048}
+"""For the tiny model: two prompts of 1,100 tokens fill the GPU cache."""
+
+
+def python_of(version: str) -> str:
+    """Interpreter of an engine: this one's environment, or the affected one."""
+    return engine.find_python() if version == AFFECTED else sys.executable
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that answers."""
+
+    url: str
+    client: Client
+    log: Path
+
+    def complete(self, prompt: list[int], output_tokens: int, request_id: str) -> str:
+        """Greedy completion of token ids."""
+        return self.client.complete(prompt, output_tokens, request_id)[1]
+
+    def play(self, plan: Plan, prefix: str = "test") -> list[str]:
+        """Texts of all the plan's requests, in order."""
+        return [answer.text for answer in self.client.play(plan, prefix)]
+
+    def metric(self, sample: str, **labels: str) -> float | None:
+        """Sum of a ``/metrics`` sample over the label sets that match, None if there is none."""
+        page = httpx.get(f"{self.url}/metrics", trust_env=False).raise_for_status().text
+        values = [
+            found.value
+            for family in text_string_to_metric_families(page)
+            for found in family.samples
+            if found.name == sample and labels.items() <= found.labels.items()
+        ]
+        return sum(values) if values else None
+
+    def flush(self, requests: int) -> None:
+        """Wait until kvlens has accounted for ``requests`` finished requests.
+
+        Stats leave the engine with its steps only, so one-token requests make some.
+        """
+        name = semconv.REQUESTS.exposed_name
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while (self.metric(name) or 0) < requests:
+            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, not {requests}"
+            self.complete([FIRST_WORD], 1, "flush")
+
+    def log_lines(self, text: str) -> list[str]:
+        """Lines of the server's log that contain ``text``."""
+        return [line for line in self.log.read_text(errors="replace").splitlines() if text in line]
+
+
+@contextmanager
+def serve(
+    version: str, model: Path, folder: Path, kvlens: dict[str, Any], **options: Any
+) -> Iterator[Server]:
+    """Run a server; ``kvlens`` is the connector's section, ``options`` of ``EngineOptions``."""
+    settings = engine.EngineOptions(
+        python=python_of(version),
+        model=model,
+        engine_id=options.pop("engine_id", "test"),
+        kvlens=kvlens,
+        **{**TINY_OPTIONS, **options},
+    )
+    # pytest deals with signals itself.
+    with Supervisor(signals=()) as supervisor:
+        running = engine.start(supervisor, settings, folder / "server.log")
+        client = Client(running.url, engine.MODEL_NAME)
+        try:
+            yield Server(running.url, client, running.child.log)
+        finally:
+            client.close()
