@@ -101,10 +101,10 @@ class Recorder:
     def _overflow(self) -> None:
         """Drop the oldest eighth, and say in its place what was lost."""
         dropped, state_lost = 0, False
-        while dropped < max(1, self._limit // 8) and self._queue:
+        for _ in range(max(1, self._limit // 8)):
             try:
                 fact = self._queue.popleft()
-            except IndexError:
+            except IndexError:  # the drain thread was faster
                 break
             if fact[0] == facts.LOST:
                 dropped += fact[2]

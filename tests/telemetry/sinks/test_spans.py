@@ -1,0 +1,164 @@
+import logging
+import threading
+import time
+
+import pytest
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from recording import Engine, engine
+
+from kvlens.telemetry import records, semconv
+from kvlens.telemetry.sinks import export_queue, otel
+from kvlens.telemetry.sinks.export_queue import ExportQueue
+from kvlens.telemetry.sinks.otel import SpanSink, traces_url
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(export_queue, "FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr(export_queue, "MAX_PAUSE_SECONDS", 0.02)
+
+
+def wait_for(condition):
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def served_request():
+    run = Engine()
+    run.serve_cold("a-0123abcd", "doc", 130)
+    run.add("b-0123abcd", 130, headers={"traceparent": f"00-{TRACE}-{PARENT}-00"})
+    run.look("b-0123abcd", "doc", 130, 128, [(0, 8, 8), (1, 2, 2)])
+    run.admit("b-0123abcd", 128, {key for names in run.keys("doc", 130) for key in names})
+    run.finish("b-0123abcd", "doc", 130)
+    return run.settle()
+
+
+def test_spans_of_a_request():
+    exporter = InMemorySpanExporter()
+    exporter.shutdown = lambda: None  # keeps what it has
+    sink = SpanSink(engine(), ExportQueue(exporter, "memory", 100))
+    cold, served = served_request()
+    sink.request(cold)
+    sink.request(served)
+    sink.close()
+    spans = exporter.get_finished_spans()
+    by_name = {}
+    for span in spans:
+        by_name.setdefault(span.name, []).append(span)
+
+    states = [s.attributes[semconv.ATTR_ENGINE_STATE] for s in by_name[semconv.SPAN_ENGINE]]
+    assert states == ["started", "stopped"]
+    resource = spans[0].resource.attributes
+    assert resource["service.name"] == "kvlens"
+    assert records.decode_engine(resource[semconv.ATTR_ENGINE]).incarnation_id == "first"
+
+    root, child_of_client = by_name[semconv.SPAN_REQUEST]
+    assert root.parent is None
+    assert f"{child_of_client.parent.span_id:016x}" == PARENT
+    assert f"{child_of_client.context.trace_id:032x}" == TRACE
+    attributes = dict(child_of_client.attributes)
+    record = records.decode_record(attributes.pop(semconv.ATTR_RECORD))
+    assert (record.request_id, record.trace_id) == ("b", TRACE)
+    assert record.span_id == f"{child_of_client.context.span_id:016x}"
+    assert attributes == {
+        "gen_ai.request.id": "b", "gen_ai.request.model": "tiny", "kvlens.verdict": "full",
+        "kvlens.confidence": "certain", "kvlens.tokens.prompt": 130, "kvlens.tokens.local": 0,
+        "kvlens.tokens.served": 128, "kvlens.tokens.servable": 128,
+        "kvlens.tokens.expected": 128, "kvlens.tokens.lost": 0,
+    }  # fmt: skip
+    assert child_of_client.start_time == int(served.arrival_time * 1e9)
+    assert child_of_client.end_time == int(served.finish_time * 1e9)
+
+    lookup = next(
+        s for s in by_name[semconv.SPAN_LOOKUP]
+        if s.parent.span_id == child_of_client.context.span_id
+    )  # fmt: skip
+    assert dict(lookup.attributes) == {
+        "kvlens.lookup.exit": "served", "kvlens.lookup.attempt": 1, "kvlens.lookup.count": 1,
+        "kvlens.tokens.local": 0, "kvlens.groups": (0, 1), "kvlens.groups.width": (8, 2),
+        "kvlens.groups.raw_hits": (8, 2), "kvlens.groups.popped": (0, 0),
+    }  # fmt: skip
+    (load,) = by_name[semconv.SPAN_LOAD]
+    assert load.attributes[semconv.ATTR_GROUP_CHUNKS] == (8, 2)
+    (store,) = by_name[semconv.SPAN_STORE]
+    assert store.parent is None
+    assert store.links[0].context.span_id == root.context.span_id
+
+
+class Flaky(SpanExporter):
+    """A receiver that is away until told otherwise."""
+
+    def __init__(self):
+        self.here = threading.Event()
+        self.taken = []
+        self.tries = 0
+
+    def export(self, spans):
+        self.tries += 1
+        if not self.here.is_set():
+            logging.getLogger(export_queue._EXPORTER_LOGGER).error("away")
+            return SpanExportResult.FAILURE
+        self.taken += spans
+        return SpanExportResult.SUCCESS
+
+    def shutdown(self):
+        self.here.set()
+
+
+def test_spans_wait_for_a_receiver_that_is_away(caplog):
+    caplog.set_level(logging.INFO)
+    flaky = Flaky()
+    queue = ExportQueue(flaky, "http://receiver", 50)
+    sink = SpanSink(engine(), queue)
+    wait_for(lambda: flaky.tries >= 3)
+    flaky.here.set()
+    wait_for(lambda: len(flaky.taken) == 1)
+    sink.close()
+    assert [s.name for s in flaky.taken] == [semconv.SPAN_ENGINE] * 2
+    assert sink.dropped == 0
+    lines = [line.getMessage() for line in caplog.records]
+    assert lines == [
+        "kvlens: http://receiver does not take spans; the newest 50 are kept and retried, "
+        "serving is not affected",
+        "kvlens: http://receiver takes spans again, 0 dropped",
+    ]
+
+
+def test_a_full_queue_drops_the_oldest_and_counts():
+    flaky = Flaky()
+    queue = ExportQueue(flaky, "http://receiver", 10)
+    sink = SpanSink(engine(), queue)
+    for record in served_request() * 10:
+        sink.request(record)
+    assert sink.dropped > 0
+    assert len(queue._queue) <= 10 + export_queue.MAX_BATCH
+    sink.close()
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "environment", "url"),
+    [
+        (None, {}, None),
+        ("http://a:1/", {}, "http://a:1/v1/traces"),
+        ("http://a:1/v1/traces", {}, "http://a:1/v1/traces"),
+        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b"}, "http://b/v1/traces"),
+        (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/x"}, "http://c/x"),
+    ],
+)
+def test_where_spans_go(monkeypatch, endpoint, environment, url):
+    for name in otel._ENDPOINT_ENVS:
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert traces_url(endpoint) == url
+
+
+def test_without_a_receiver_there_is_no_sink(monkeypatch):
+    for name in otel._ENDPOINT_ENVS:
+        monkeypatch.delenv(name, raising=False)
+    assert SpanSink.from_settings(engine(), None, {}, None, 100) is None
