@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,14 +58,18 @@ class Server:
         return sum(values) if values else None
 
     def flush(self, requests: int) -> None:
-        """Wait until kvlens has accounted for ``requests`` finished requests.
+        """Wait until kvlens has accounted for ``requests`` finished requests."""
+        name = semconv.REQUESTS.exposed_name
+        self.flush_until(lambda: (self.metric(name) or 0) >= requests)
+
+    def flush_until(self, ready: Callable[[], bool]) -> None:
+        """Wait for what ``/metrics`` will say.
 
         Stats leave the engine with its steps only, so one-token requests make some.
         """
-        name = semconv.REQUESTS.exposed_name
         deadline = time.monotonic() + FLUSH_SECONDS
-        while (self.metric(name) or 0) < requests:
-            assert time.monotonic() < deadline, f"{name} is {self.metric(name)}, not {requests}"
+        while not ready():
+            assert time.monotonic() < deadline, self.log.read_text(errors="replace")[-2000:]
             self.complete([FIRST_WORD], 1, "flush")
 
     def log_lines(self, text: str) -> list[str]:

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from kvlens.dashboard.cli import main
+from kvlens.telemetry import __version__
+
+
+def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out == f"kvlens {__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["serve", "--port", "70000"]])
+def test_bad_usage_is_exit_code_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    assert exit_.value.code == 2
+    assert "usage: kvlens" in capsys.readouterr().err
+
+
+def test_a_busy_port_says_what_to_change(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        assert main(["serve", "--port", port, "--store", str(tmp_path / "store.db")]) == 2
+    message = capsys.readouterr().err
+    assert port in message
+    assert "--port" in message
+
+
+def test_a_setting_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--host", "0.0.0.0"]) == 2
+    assert "read_token" in capsys.readouterr().err
+
+
+def test_a_store_that_cannot_be_opened_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "store.db").write_text("no database at all, but long enough to look at" * 100)
+    assert main(["serve", "--port", "0", "--store", str(tmp_path / "store.db")]) == 2
+    assert "store.db" in capsys.readouterr().err
