@@ -1,0 +1,1 @@
+"""The dashboard: receives, stores, judges and shows what engines report."""

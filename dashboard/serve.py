@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import uvicorn
@@ -77,8 +78,10 @@ def run(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM; raises :class:`ServeError` or ``StoreError``."""
     with listen(settings) as sock:
         server = Server(settings)
-        print(f"kvlens dashboard on {url_of(sock)}, store {settings.store}", flush=True)
-        server.run(sockets=[sock])
+        print(f"kvlens dashboard: {url_of(sock)}  store: {settings.store}", file=sys.stderr)
+        # uvicorn shuts down in order, then raises Ctrl-C anew.
+        with suppress(KeyboardInterrupt):
+            server.run(sockets=[sock])
     _check(server)
 
 

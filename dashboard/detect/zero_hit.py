@@ -92,7 +92,8 @@ class _State(msgspec.Struct):
 
     engine_id: str
     model: str
-    min_tokens: int
+    min_tokens: int = 0
+    """Expected tokens from which a request is eligible."""
     eligible: float = 0.0
     """Requests before the run and outside incidents, weighted by 1 / sampling probability."""
     failed: float = 0.0
@@ -120,8 +121,9 @@ class ZeroHit:
             state = self._states[record.incarnation_id] = _State(
                 engine_id=engine.engine_id,
                 model=engine.model,
-                min_tokens=max(engine.layout.largest_chunk, self._config.min_tokens),
             )
+        # Not kept from before a restart: the threshold may have been changed for it.
+        state.min_tokens = max(engine.layout.largest_chunk, self._config.min_tokens)
         if not _eligible(record, state.min_tokens):
             return None
         state.newest = max(state.newest, record.finish_time)

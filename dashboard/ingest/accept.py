@@ -27,6 +27,8 @@ from kvlens.telemetry.records import (
 MAX_STRING: Final = 512
 """Characters of an id, a name or a model."""
 _MAX_INT: Final = 2**53
+_MAX_GROUPS: Final = 4096
+_MAX_DEPTH: Final = 8
 _LATEST: Final = 1e11
 """Unix seconds no clock shows: a time in another unit."""
 _REASONS: Final = 3
@@ -128,7 +130,10 @@ def _row(span: Span, engine: EngineInfo, max_json: int) -> Row:
     if text is None:
         raise RecordError(f"{span.name} has no attribute {semconv.ATTR_RECORD}")
     _short(text, semconv.ATTR_RECORD, max_json)
-    record = decode_record(text)
+    try:
+        record = decode_record(text)
+    except RecursionError as error:
+        raise RecordError(f"{semconv.ATTR_RECORD} is nested too deeply") from error
     _check(record, engine)
     if not record.trace_id and _TRACE_ID.match(span.trace_id):
         record = msgspec.structs.replace(record, trace_id=span.trace_id, span_id=span.span_id)
@@ -149,6 +154,10 @@ def _check(record: RequestRecord, engine: EngineInfo) -> None:
     _time(record.arrival_time, "arrival_time")
     _time(record.finish_time, "finish_time")
     _numbers(record, _TOKENS)
+    if record.vetoing_group is not None and not 0 <= record.vetoing_group < _MAX_GROUPS:
+        raise RecordError("vetoing_group is not a group index")
+    if not _shallow(record.evidence, _MAX_DEPTH):
+        raise RecordError("evidence is nested too deeply")
     if not 0 < record.sampling_probability <= 1:
         raise RecordError("sampling_probability is not above 0 and at most 1")
     for load in record.loads:
@@ -189,6 +198,15 @@ def _time(value: float, name: str) -> float:
     if not 0 < value < _LATEST:
         raise RecordError(f"{name} is not a time in Unix seconds")
     return value
+
+
+def _shallow(value: object, depth: int) -> bool:
+    """Whether ``value`` can be written again wherever it was read."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if not isinstance(value, list):
+        return True
+    return depth > 0 and all(_shallow(item, depth - 1) for item in value)
 
 
 def _known(value: str, name: str, known: frozenset[str]) -> None:

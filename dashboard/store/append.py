@@ -128,11 +128,16 @@ class Appender:
     def _insert(self, row: Row) -> int | None:
         """``seq`` of a new request, None for one that is there already."""
         record = row.record
-        anomalous = record.verdict not in _QUIET or record.cause is not None or record.lost_tokens
+        anomalous = (
+            record.verdict not in _QUIET
+            or record.cause is not None
+            or record.lost_tokens > 0
+            or record.expected_tokens > 0 == record.served_tokens
+        )
         cursor = self._db.execute(
             _REQUEST,
             (self._numbers[record.incarnation_id], record.internal_request_id, record.request_id,
-             record.finish_time, record.verdict, record.cause, int(bool(anomalous)),
+             record.finish_time, record.verdict, record.cause, int(anomalous),
              record.lost_tokens, record.expected_tokens, record.served_tokens),
         )  # fmt: skip
         if not cursor.rowcount:

@@ -69,10 +69,14 @@ def _select(index: str, conditions: list[str]) -> str:
 
 
 def _anomalous(query: RequestQuery) -> bool:
-    """Whether only anomalous rows can match, so that their partial index may be used."""
+    """Whether only anomalous rows can match, so that their partial index may be used.
+
+    What is anomalous is decided by ``append``; each condition here implies it.
+    """
     return bool(
         query.cause
         or query.min_lost_tokens > 0
+        or (query.min_expected_tokens > 0 and query.max_served_tokens == 0)
         or (query.verdicts and _QUIET.isdisjoint(query.verdicts))
     )
 

@@ -107,6 +107,8 @@ def test_three_reasons_are_told() -> None:
         ({"arrival_time": 0.0}, "arrival_time is not a time"),
         ({"lost_tokens": 2**53}, "lost_tokens is negative or absurdly large"),
         ({"sampling_probability": 0.0}, "sampling_probability is not above 0"),
+        ({"vetoing_group": 2**70}, "vetoing_group is not a group index"),
+        ({"evidence": {"a": [[[[[[[[[1]]]]]]]]]}}, "evidence is nested too deeply"),
         ({"trace_id": "xyz"}, "trace_id 'xyz' is not lower-case hex"),
         ({"schema_version": 99}, "schema version 99, this program reads up to 1"),
     ],
@@ -128,6 +130,10 @@ def test_a_negative_reload_latency() -> None:
         ({}, "has no attribute kvlens.record"),
         ({semconv.ATTR_RECORD: "{"}, "not a kvlens record: Input data was truncated"),
         ({semconv.ATTR_RECORD: "[]"}, "Expected `object`, got `array`"),
+        (
+            {semconv.ATTR_RECORD: encode(RECORD)[:-1] + ',"evidence":{"a":' + "[" * 20_000},
+            "kvlens.record is nested too deeply",
+        ),
         ({semconv.ATTR_RECORD: '{"request_id":1}'}, r"Expected `str`, got `int` - at `$.request"),
     ],
 )

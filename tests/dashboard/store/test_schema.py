@@ -82,6 +82,8 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (RequestQuery(verdicts=("lost", "partial")), None, "anomalous_by_time"),
         (RequestQuery(verdicts=("cold",)), None, "requests_by_verdict"),
         (RequestQuery(cause="capacity"), None, "requests_by_cause"),
+        (RequestQuery(min_expected_tokens=1), None, "requests_by_time"),
+        (RequestQuery(min_expected_tokens=1, max_served_tokens=0), [1], "anomalous_by_engine"),
         (RequestQuery(), [1], "requests_by_engine"),
         (RequestQuery(verdicts=("lost",)), [1, 2], "anomalous_by_engine"),
     ],
