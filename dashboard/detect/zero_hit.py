@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import (
-    CLOSED,
-    ENGINE_GONE,
-    OPEN,
-    RECOVERED,
-    Incident,
-    Scope,
-    incident_id,
-)
+from kvlens.dashboard.detect.base import ENGINE_GONE, RECOVERED, Incident
+from kvlens.dashboard.detect.run import Run, State, add, drafter_groups, incident_of, item_of
 from kvlens.telemetry.records import EngineInfo, RequestRecord
-from kvlens.telemetry.semconv import Confidence, Exit, IncidentKind, Severity, Verdict
+from kvlens.telemetry.semconv import Exit, IncidentKind, Verdict
 
 _NOTHING_DUE: Final = frozenset(
     map(str, (Verdict.SKIPPED, Verdict.LOCAL, Verdict.COLD, Verdict.EVICTED))
@@ -35,8 +27,6 @@ _NOT_OURS: Final = frozenset(map(str, (Exit.OTHER_CONNECTOR, Exit.NOT_ADMITTED, 
 """Ends of a last lookup after which serving nothing says nothing about the tier."""
 _LONGEST_RUN: Final = 4096
 """A run this long is an incident whatever the history, so that state stays bounded."""
-_EXAMPLES: Final = 5
-_SURE_FIRST: Final = [str(member) for member in Confidence]
 
 
 @dataclass(frozen=True)
@@ -50,61 +40,6 @@ class ZeroHitConfig:
     recovery: int = 10
 
 
-class _Item(msgspec.Struct, array_like=True):
-    """What is kept of one request of the run."""
-
-    finish_time: float
-    request_id: str
-    expected: int
-    servable: int
-    lost: int
-    verdict: str
-    cause: str | None
-    confidence: str
-    group: int | None
-    next_step: str
-
-
-class _Sums(msgspec.Struct):
-    """The run of an open incident; it may be of any length."""
-
-    opened_at: float
-    first: str
-    since: float
-    until: float
-    requests: int = 0
-    expected: int = 0
-    servable: int = 0
-    lost: int = 0
-    verdicts: dict[str, int] = {}
-    causes: dict[str, int] = {}
-    next_steps: dict[str, str] = {}
-    """Newest next step, by cause."""
-    confidence: str = ""
-    groups: list[int] = []
-    examples: list[str] = []
-    drafter_groups: list[int] = []
-    annotated_drafter_groups: list[int] = []
-
-
-class _State(msgspec.Struct):
-    """One incarnation."""
-
-    engine_id: str
-    model: str
-    min_tokens: int = 0
-    """Expected tokens from which a request is eligible."""
-    eligible: float = 0.0
-    """Requests before the run and outside incidents, weighted by 1 / sampling probability."""
-    failed: float = 0.0
-    """Those of them that were served nothing."""
-    served_until: float = -math.inf
-    newest: float = -math.inf
-    run: list[_Item] = []
-    served_in_a_row: int = 0
-    open: _Sums | None = None
-
-
 class ZeroHit:
     """See :class:`kvlens.dashboard.detect.base.Detector`."""
 
@@ -112,13 +47,13 @@ class ZeroHit:
 
     def __init__(self, config: ZeroHitConfig | None = None) -> None:
         self._config = config or ZeroHitConfig()
-        self._states: dict[str, _State] = {}
+        self._states: dict[str, State] = {}
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
         state = self._states.get(record.incarnation_id)
         if state is None:
-            state = self._states[record.incarnation_id] = _State(
+            state = self._states[record.incarnation_id] = State(
                 engine_id=engine.engine_id,
                 model=engine.model,
             )
@@ -139,7 +74,7 @@ class ZeroHit:
         state = self._states.pop(incarnation_id, None)
         if state is None or state.open is None:
             return None
-        return _incident(incarnation_id, state, state.open, at, ENGINE_GONE)
+        return incident_of(incarnation_id, state, state.open, at, ENGINE_GONE)
 
     def dump(self, incarnation_id: str) -> bytes | None:
         """State of one incarnation, to survive a restart; None when there is none."""
@@ -148,9 +83,9 @@ class ZeroHit:
 
     def load(self, incarnation_id: str, state: bytes) -> None:
         """Take up a state from :meth:`dump`."""
-        self._states[incarnation_id] = msgspec.msgpack.decode(state, type=_State)
+        self._states[incarnation_id] = msgspec.msgpack.decode(state, type=State)
 
-    def _served(self, record: RequestRecord, state: _State) -> None:
+    def _served(self, record: RequestRecord, state: State) -> None:
         """End the run; what finished before this request becomes history."""
         state.served_until = max(state.served_until, record.finish_time)
         state.eligible += 1 / record.sampling_probability
@@ -159,19 +94,19 @@ class ZeroHit:
         state.failed += len(before)
         del state.run[: len(before)]
 
-    def _failed(self, record: RequestRecord, engine: EngineInfo, state: _State) -> Incident | None:
+    def _failed(self, record: RequestRecord, engine: EngineInfo, state: State) -> Incident | None:
         if record.finish_time < state.served_until:  # arrived late
             state.eligible += 1
             state.failed += 1
             return None
-        insort(state.run, _item(record), key=lambda item: item.finish_time)
+        insort(state.run, item_of(record), key=lambda item: item.finish_time)
         oldest = state.newest - self._config.window
         while state.run[0].finish_time < oldest or len(state.run) > _LONGEST_RUN:
             del state.run[0]
         if len(state.run) < self._needed(state):
             return None
-        used, annotated = _drafter_groups(record, engine)
-        state.open = _Sums(
+        used, annotated = drafter_groups(record, engine)
+        state.open = Run(
             opened_at=state.run[-1].finish_time,
             first=state.run[0].request_id,
             since=state.run[0].finish_time,
@@ -180,24 +115,24 @@ class ZeroHit:
             annotated_drafter_groups=annotated,
         )
         for item in state.run:
-            _add(state.open, item)
+            add(state.open, item)
         state.run.clear()
-        return _incident(record.incarnation_id, state, state.open)
+        return incident_of(record.incarnation_id, state, state.open)
 
-    def _while_open(self, record: RequestRecord, state: _State, run: _Sums) -> Incident | None:
+    def _while_open(self, record: RequestRecord, state: State, run: Run) -> Incident | None:
         if not record.served_tokens:
             state.served_in_a_row = 0
-            _add(run, _item(record))
-            return _incident(record.incarnation_id, state, run)
+            add(run, item_of(record))
+            return incident_of(record.incarnation_id, state, run)
         state.served_in_a_row += 1
         state.served_until = max(state.served_until, record.finish_time)
         if state.served_in_a_row < self._config.recovery:
             return None
-        closed = _incident(record.incarnation_id, state, run, record.finish_time, RECOVERED)
+        closed = incident_of(record.incarnation_id, state, run, record.finish_time, RECOVERED)
         state.open, state.served_in_a_row = None, 0
         return closed
 
-    def _needed(self, state: _State) -> int:
+    def _needed(self, state: State) -> int:
         """Length from which a run is no accident: rate ** length < accident."""
         rate = state.failed / state.eligible if state.eligible else 0.0
         if rate <= 0:
@@ -212,95 +147,3 @@ def _eligible(record: RequestRecord, min_tokens: int) -> bool:
     if record.expected_tokens < min_tokens or record.verdict in _NOTHING_DUE:
         return False
     return not record.lookups or record.lookups[-1].exit not in _NOT_OURS
-
-
-def _item(record: RequestRecord) -> _Item:
-    return _Item(
-        record.finish_time, record.internal_request_id, record.expected_tokens,
-        record.servable_tokens, record.lost_tokens, record.verdict, record.cause,
-        record.confidence, record.vetoing_group, record.next_step,
-    )  # fmt: skip
-
-
-def _add(run: _Sums, item: _Item) -> None:
-    run.since = min(run.since, item.finish_time)
-    run.until = max(run.until, item.finish_time)
-    run.requests += 1
-    run.expected += item.expected
-    run.servable += item.servable
-    run.lost += item.lost
-    run.verdicts[item.verdict] = run.verdicts.get(item.verdict, 0) + 1
-    cause = item.cause or ""
-    run.causes[cause] = run.causes.get(cause, 0) + 1
-    run.next_steps[cause] = item.next_step or run.next_steps.get(cause, "")
-    run.confidence = max(run.confidence or item.confidence, item.confidence, key=_doubt)
-    if item.group is not None and item.group not in run.groups:
-        run.groups = sorted([*run.groups, item.group])
-    if len(run.examples) < _EXAMPLES:
-        run.examples.append(item.request_id)
-
-
-def _doubt(confidence: str) -> int:
-    return _SURE_FIRST.index(confidence) if confidence in _SURE_FIRST else len(_SURE_FIRST)
-
-
-def _drafter_groups(record: RequestRecord, engine: EngineInfo) -> tuple[list[int], list[int]]:
-    """Groups popped as drafter groups, and those that the model annotates as such."""
-    groups = engine.layout.groups
-    used = {group.kv_group for group in groups if group.drafter_used}
-    used.update(g.kv_group for lookup in record.lookups for g in lookup.groups if g.drafter)
-    return sorted(used), [group.kv_group for group in groups if group.drafter]
-
-
-def _incident(
-    incarnation_id: str,
-    state: _State,
-    run: _Sums,
-    closed_at: float | None = None,
-    reason: str | None = None,
-) -> Incident:
-    cause = Counter(run.causes).most_common(1)[0][0]
-    why = f"; cause: {cause.replace('_', ' ')}" if cause else ""
-    evidence: dict[str, Any] = {
-        "run_length": run.requests,
-        "expected_tokens": run.expected,
-        "servable_tokens": run.servable,
-        "served_tokens": 0,
-        "causes": {name or "none": count for name, count in run.causes.items()},
-        "drafter_groups": run.drafter_groups,
-        "annotated_drafter_groups": run.annotated_drafter_groups,
-        "eligible_before": state.eligible,
-        "served_nothing_before": state.failed,
-    }
-    return Incident(
-        id=incident_id(IncidentKind.ZERO_HIT, incarnation_id, run.first),
-        kind=str(IncidentKind.ZERO_HIT),
-        severity=str(Severity.CRITICAL),
-        state=OPEN if reason is None else CLOSED,
-        engine_id=state.engine_id,
-        incarnation_id=incarnation_id,
-        model=state.model,
-        opened_at=run.opened_at,
-        updated_at=max(run.until, closed_at or run.until),
-        closed_at=closed_at,
-        close_reason=reason,
-        verdict=Counter(run.verdicts).most_common(1)[0][0],
-        cause=cause or None,
-        confidence=run.confidence,
-        summary=(
-            f"{run.requests:,} requests were served 0 of {run.expected:,} tokens that offloading "
-            f"should have served{why}"
-        ),
-        evidence=evidence,
-        next_step=run.next_steps[cause],
-        groups=list(run.groups),
-        example_requests=list(run.examples),
-        lost_tokens=run.lost,
-        requests=run.requests,
-        scope=Scope(
-            since=run.since,
-            until=run.until,
-            min_expected_tokens=state.min_tokens,
-            max_served_tokens=0,
-        ),
-    )
