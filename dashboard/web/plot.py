@@ -16,7 +16,7 @@ from kvlens.dashboard.web.words import CELLS, HELP
 
 SEPARATE_CHUNKS = 64
 """Rows with at most this many chunks show each as a cell of its own."""
-_TINY_PERCENT = 0.3
+_TINY_PERCENT = 0.5
 _TEXT_PERCENT = 9.0
 _NARROW_TEXT_PERCENT = 26.0
 _FLAGGED = frozenset({CellState.POPPED, CellState.MISSING, CellState.HIT})
@@ -213,5 +213,6 @@ def _ticks(tokens: int) -> Iterable[Tick]:
     places = [token for token in range(0, tokens, step) if tokens - token > step * 0.6]
     for index, token in enumerate(places):
         anchor = "start" if token == 0 else "middle"
-        yield Tick(percent(token, tokens), f"{token:,}", anchor, "odd" if index % 2 else "")
+        wide_only = index % 2 or tokens - token < 0.25 * tokens
+        yield Tick(percent(token, tokens), f"{token:,}", anchor, "odd" if wide_only else "")
     yield Tick("100%", f"{tokens:,} tokens", "end", "")

@@ -127,6 +127,8 @@ def _text(value: Any) -> str:
         return f"{value:,.6g}"
     if isinstance(value, list) and all(isinstance(item, (int, str)) for item in value):
         return ", ".join(str(item) for item in value) or "none"
+    if isinstance(value, dict) and all(isinstance(item, (int, str)) for item in value.values()):
+        return ", ".join(f"{key.replace('_', ' ')} {item}" for key, item in value.items())
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -37,63 +37,41 @@ VERDICTS: Final[dict[str, Word]] = {
     Verdict.SKIPPED: Word("skipped", "This request does not read the cache.", "quiet"),
 }
 
-CAUSES: Final[dict[str, Word]] = {
-    Cause.DRAFTER_FALLBACK: Word(
-        "every group treated as drafter",
+CAUSES: Final[dict[str, str]] = {
+    Cause.DRAFTER_FALLBACK: (
         "No KV group is annotated as holding drafter layers, so the connector treats all of them "
         "as drafter groups and pops the last matched chunk of each. A group that needs only one "
-        "chunk is left with none, and one group at zero zeroes the request.",
+        "chunk is left with none, and one group at zero zeroes the request."
     ),
-    Cause.POP_WITHOUT_WIDENING: Word(
-        "popped without asking for one more",
+    Cause.POP_WITHOUT_WIDENING: (
         "A drafter group loses its last matched chunk; the lookup did not query one more to make "
-        "up for it, so the boundary fell below what another group can serve.",
+        "up for it, so the boundary fell below what another group can serve."
     ),
-    Cause.WINDOW_VETO: Word(
-        "window not kept",
+    Cause.WINDOW_VETO: (
         "A windowed group does not hold enough consecutive chunks before the boundary, "
-        "so it vetoes what all other groups could serve.",
+        "so it vetoes what all other groups could serve."
     ),
-    Cause.CHUNK_GRANULARITY: Word(
-        "chunk sizes do not meet",
-        "The groups' chunk sizes leave no common boundary within the reusable prefix.",
+    Cause.CHUNK_GRANULARITY: (
+        "The groups' chunk sizes leave no common boundary within the reusable prefix."
     ),
-    Cause.STORE_GAP: Word(
-        "gap in the stored prefix",
-        "A chunk in the middle of the prefix was never stored; all behind it is unreachable.",
+    Cause.STORE_GAP: (
+        "A chunk in the middle of the prefix was never stored; all behind it is unreachable."
     ),
-    Cause.TAIL_HELD_BACK: Word(
-        "tail never released",
-        "The trailing chunk was held back while decoding and not stored when the request finished.",
+    Cause.TAIL_HELD_BACK: (
+        "The trailing chunk was held back while decoding and not stored when the request finished."
     ),
-    Cause.ALLOCATION_FAILURE: Word(
-        "tier refused to store", "The offload tier had no room when the chunks were offered."
-    ),
-    Cause.CAPACITY: Word(
-        "evicted for room", "The tier is smaller than what has to stay until it is asked for again."
-    ),
-    Cause.POLICY: Word(
-        "excluded by policy", "The configuration keeps these chunks out of the offload tier."
-    ),
-    Cause.HASH_SEED: Word(
-        "hash seed changed",
-        "Block hashes depend on PYTHONHASHSEED; unset, they differ after a restart.",
-    ),
-    Cause.PENDING_STORE: Word(
-        "write never completed", "The lookup found a chunk whose write has not completed."
-    ),
-    Cause.RETRY_STALL: Word(
-        "retry discards the scan", "All chunks were found, but each retry starts the scan anew."
-    ),
-    Cause.MISALIGNED_STATE: Word(
-        "misaligned recurrent state",
+    Cause.ALLOCATION_FAILURE: "The offload tier had no room when the chunks were offered.",
+    Cause.CAPACITY: "The tier is smaller than what has to stay until it is asked for again.",
+    Cause.POLICY: "The configuration keeps these chunks out of the offload tier.",
+    Cause.HASH_SEED: "Block hashes depend on PYTHONHASHSEED; unset, they differ after a restart.",
+    Cause.PENDING_STORE: "The lookup found a chunk whose write has not completed.",
+    Cause.RETRY_STALL: "All chunks were found, but each retry starts the scan anew.",
+    Cause.MISALIGNED_STATE: (
         "The boundary is not where a recurrent group stored its state, so the state loaded "
-        "belongs to another position.",
+        "belongs to another position."
     ),
-    Cause.UNWRITTEN_SLOT: Word(
-        "unwritten last slot", "A block was stored whose last slot had not been written."
-    ),
-    Cause.NOT_ATTRIBUTABLE: Word("not attributable", "The record does not prove any single cause."),
+    Cause.UNWRITTEN_SLOT: "A block was stored whose last slot had not been written.",
+    Cause.NOT_ATTRIBUTABLE: "The record does not prove any single cause.",
 }
 
 EXITS: Final[dict[str, str]] = {
@@ -202,7 +180,7 @@ def verdict(name: str) -> Word:
 
 def cause(name: str) -> Word:
     """The word for a cause, as for :func:`verdict`."""
-    return CAUSES.get(name, Word(name.replace("_", " "), "Not known to this version."))
+    return Word(name.replace("_", " "), CAUSES.get(name, "Not known to this version."))
 
 
 def incident(kind: str) -> Word:

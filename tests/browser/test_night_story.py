@@ -31,7 +31,7 @@ def test_incident_appears_without_reload_and_leads_to_the_strip(
 
     page.get_by_role("link", name="Every offload hit is lost").click()
     verdict = page.get_by_label("Verdict")
-    expect(verdict).to_contain_text("Every group treated as drafter")
+    expect(verdict).to_contain_text("Drafter fallback. No KV group is annotated")
     expect(verdict).to_contain_text("Next step")
     expect(verdict.get_by_role("row", name="annotated drafter groups")).to_contain_text("none")
 

@@ -49,12 +49,12 @@ def test_overview_is_worst_first(filled: httpx.Client) -> None:
     assert engines[0] == "inc-a1"
     assert engines[-1] == "inc-c1"
     assert html.index("Open incidents") < html.index(">Engines<") < html.index("Last requests")
-    assert "every group treated as drafter" in html
+    assert "cause: drafter fallback (certain)" in html
 
 
 def test_incident_page_has_verdict_evidence_next_step_and_requests(filled: httpx.Client) -> None:
     html = page(filled, f"/incidents/{open_incident(filled)}")
-    for text in ("Next step", "Evidence", "annotated drafter groups", "Timeline", "Affected"):
+    for text in ("Next step", "Evidence", "annotated drafter", "Incident opened", "Affected"):
         assert text in html
     assert len(re.findall(r'href="/requests/cmpl-', html)) == 14
 

@@ -14,6 +14,8 @@ const fresh = new Set(); // incidents that came while the page was open
 
 let timer = 0;
 let last = 0;
+let due = Infinity;
+let stale = false;
 let running = false;
 let again = false;
 
@@ -43,16 +45,28 @@ export function connect() {
       if (urgent || wanted.has(name)) schedule(urgent ? 0 : GAP_MS);
     });
   }
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden || !stale) return;
+    stale = false;
+    schedule(0);
+  });
   addEventListener("pagehide", () => source.close());
 }
 
 function schedule(gap) {
-  const wait = Math.max(0, last + gap - Date.now());
+  if (gap && document.hidden) {
+    stale = true; // nobody looks: once, when somebody does
+    return;
+  }
+  const at = Math.max(Date.now(), last + gap);
+  if (at >= due) return;
+  due = at;
   clearTimeout(timer);
-  timer = setTimeout(refresh, wait);
+  timer = setTimeout(refresh, at - Date.now());
 }
 
 async function refresh() {
+  due = Infinity;
   if (running) {
     again = true;
     return;
