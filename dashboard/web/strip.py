@@ -148,18 +148,18 @@ def _row(
         raw_hits=last.raw_hits,
         popped=last.popped,
         boundary=last.boundary,
-        veto=_veto_label(last) if veto else "",
+        veto=_veto_label(last, bool(lookup.result)) if veto else "",
         truncated=any(query.truncated for query in queries),
     )
 
 
-def _veto_label(query: GroupLookup) -> str:
+def _veto_label(query: GroupLookup, served: bool) -> str:
+    what = "limited here" if served else "vetoed here"
     if not query.pass_number:
-        return "vetoed here: never asked"
+        return f"{what}: never asked"
     if query.raw_hits is None:
-        return "vetoed here: answer deferred"
+        return f"{what}: answer deferred"
     if query.popped:
-        return (
-            f"vetoed here: raw hits {query.raw_hits:,}, after pop {query.raw_hits - query.popped:,}"
-        )
-    return f"vetoed here: raw hits {query.raw_hits:,} of {query.width:,} asked"
+        left = query.raw_hits - query.popped
+        return f"{what}: raw hits {query.raw_hits:,}, after pop {left:,}"
+    return f"{what}: raw hits {query.raw_hits:,} of {query.width:,} asked"

@@ -114,6 +114,7 @@ def test_nine_groups_and_a_lone_gap_in_4096_chunks() -> None:
     strip = strip_of(gap_record(served_record(1), 1e9), layout=nine_groups())
     assert (strip.tokens, strip.local, strip.answered) == (TOKENS, STATE, 2 * STATE)
     assert strip.expected == 4 * STATE
+    assert strip.rows[1].veto == "limited here: raw hits 1,354 of 2,688 asked"
     assert states(strip.rows[1]) == [
         ("local", 0, 895), ("served", 896, 1791), ("hit", 1792, 2249), ("missing", 2250, 2250),
         ("resident", 2251, 4095),
