@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from kvlens.connector import versions
+
 if TYPE_CHECKING:
     from kvlens.connector.host_memory import HostMemoryOffloadingSpec
     from kvlens.connector.offloading import KVLensOffloadingConnector
@@ -16,12 +18,18 @@ __all__ = ["HostMemoryOffloadingSpec", "KVLensOffloadingConnector"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "KVLensOffloadingConnector":
-        from kvlens.connector.offloading import KVLensOffloadingConnector
+    try:
+        if name == "KVLensOffloadingConnector":
+            from kvlens.connector.offloading import KVLensOffloadingConnector
 
-        return KVLensOffloadingConnector
-    if name == "HostMemoryOffloadingSpec":
-        from kvlens.connector.host_memory import HostMemoryOffloadingSpec
+            return KVLensOffloadingConnector
+        if name == "HostMemoryOffloadingSpec":
+            from kvlens.connector.host_memory import HostMemoryOffloadingSpec
 
-        return HostMemoryOffloadingSpec
+            return HostMemoryOffloadingSpec
+    except ImportError as error:
+        raise versions.UnsupportedVLLMError(
+            f"kvlens' connector does not fit the vLLM that is installed here, if one is ({error}). "
+            f"It is tested with vLLM {versions.RANGE}."
+        ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

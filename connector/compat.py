@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import dataclass
 from typing import Any
 
 import vllm
 from packaging.version import InvalidVersion, Version
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import config, scheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     GroupOffloadConfig,
     OffloadingConnectorScheduler,
     RequestOffloadState,
     SchedulerOffloadConfig,
 )
+from vllm.v1.kv_offload.base import OffloadingManager
 
-TESTED = (Version("0.29.0"), Version("0.32.0"))
+from kvlens.connector import versions
+from kvlens.connector.versions import UnsupportedVLLMError
+
+TESTED = (Version(versions.SUPPORTED[0].version), Version(versions.SUPPORTED[-1].version))
 """First and last release that the test suite runs on."""
 OVERRIDE_ENV = "KVLENS_UNTESTED_VLLM"
 
@@ -41,10 +47,6 @@ _SURFACE: tuple[tuple[type, str, tuple[str, ...]], ...] = (
 )
 
 
-class UnsupportedVLLMError(RuntimeError):
-    """The installed vLLM is outside what kvlens was tested with."""
-
-
 def vllm_version() -> str:
     """Version of the installed vLLM."""
     return str(vllm.__version__)
@@ -63,36 +65,56 @@ def missing_surface() -> list[str]:
     return missing
 
 
-def require_supported() -> str | None:
-    """Check version and surface.
+@dataclass(frozen=True)
+class Support:
+    """What kvlens does with the installed vLLM."""
 
-    Returns a warning when an untested version was asked for by
-    ``KVLENS_UNTESTED_VLLM=1``, None when all is tested. Raises
-    :class:`UnsupportedVLLMError` otherwise.
+    tested: bool = True
+    """Inside the tested range: corrected as configured. Outside: vLLM's own lookup."""
+    observed: bool = True
+    """Whether vLLM has all that the hooks need."""
+    warning: str | None = None
+
+
+def require_supported() -> Support:
+    """Check version and surface of the installed vLLM.
+
+    Outside the tested range it raises :class:`UnsupportedVLLMError`, or, with
+    ``KVLENS_UNTESTED_VLLM=1``, answers with a warning and what is left to do:
+    nothing is corrected there, because a probe that was written for other code
+    proves nothing, and nothing is observed if a hook would not fit.
     """
-    installed = vllm_version()
-    tested = f"{TESTED[0]} to {TESTED[1]}"
-    if missing := missing_surface():
+    installed, missing = vllm_version(), missing_surface()
+    lacks = f"lacks what kvlens overrides ({', '.join(missing)})"
+    if _in_range(installed):
+        if not missing:
+            return Support()
         raise UnsupportedVLLMError(
-            f"vLLM {installed} lacks what kvlens overrides ({', '.join(missing)}); kvlens is "
-            f"tested with vLLM {tested}. Use the stock OffloadingConnector with this vLLM."
+            f"vLLM {installed} {lacks}, unlike the releases that kvlens is tested with "
+            f"({versions.RANGE}). Use the stock OffloadingConnector with this vLLM."
         )
-    try:
-        version = Version(Version(installed).base_version)
-    except InvalidVersion:
-        version = None
-    if version is not None and TESTED[0] <= version <= TESTED[1]:
-        return None
-    if os.environ.get(OVERRIDE_ENV) == "1":
-        return (
-            f"vLLM {installed} is outside the range that kvlens is tested with ({tested}); "
-            f"running because {OVERRIDE_ENV}=1"
+    outside = f"vLLM {installed} is outside the range that kvlens is tested with ({versions.RANGE})"
+    if os.environ.get(OVERRIDE_ENV) != "1":
+        raise UnsupportedVLLMError(
+            f"{outside}. Install a vLLM of that range, use the stock OffloadingConnector, or set "
+            f"{OVERRIDE_ENV}=1 to observe vLLM's own lookup without correcting it."
         )
-    raise UnsupportedVLLMError(
-        f"vLLM {installed} is outside the range that kvlens is tested with ({tested}). Install "
-        f"a vLLM of that range, use the stock OffloadingConnector, or set {OVERRIDE_ENV}=1 to "
-        f"run all the same."
+    left = f"and not observed: it {lacks}" if missing else "and observed"
+    return Support(
+        tested=False,
+        observed=not missing,
+        warning=f"{outside}; because {OVERRIDE_ENV}=1 it runs with its own lookup, "
+        f"uncorrected {left}",
     )
+
+
+def _in_range(installed: str) -> bool:
+    try:
+        version = Version(installed)
+    except InvalidVersion:
+        return False
+    # Later patch releases of the last minor one are taken for tested too.
+    return TESTED[0] <= Version(version.base_version) and version.release[:2] <= TESTED[1].release
 
 
 def capacity_chunks(spec: Any) -> int | None:
@@ -117,8 +139,46 @@ def drops_last_block(vllm_config: Any) -> bool:
 
 
 def reaches_load_window() -> bool:
-    """Whether lookups ask windowed groups as far back as allocation will load (0.32)."""
+    """Whether lookups ask windowed groups as far back as allocation will load (0.30)."""
     return hasattr(GroupOffloadConfig, "load_window_size_in_chunks")
+
+
+def loads_partial_tail() -> bool:
+    """Whether a boundary inside the last chunk can be stored and loaded (0.28)."""
+    return "supports_partial_tail" in SchedulerOffloadConfig._fields
+
+
+def offloads_chunked_local() -> bool:
+    """Whether chunked-local attention groups can be offloaded; they end 0.27 at start."""
+    return any(hasattr(module, "ChunkedLocalAttentionSpec") for module in (config, scheduler))
+
+
+def caps_loads() -> bool:
+    """Whether a request can limit what it loads, with ``max_load_tokens`` (0.31)."""
+    return "max_load_tokens" in RequestOffloadState.__slots__
+
+
+def loads_synchronously() -> bool:
+    """Whether a small load can be part of the step that needs it (0.33)."""
+    return hasattr(OffloadingConnectorScheduler, "_reserve_sync_load")
+
+
+def locks_manager() -> bool:
+    """Whether the manager is held for the whole of a step, against threads of its own (0.33)."""
+    return hasattr(OffloadingManager, "lock")
+
+
+def window_in_chunks(kv_cache_spec: Any, tokens_per_chunk: int) -> int | None:
+    """Chunks that the lookup of a windowed group needs in a row; None for full attention."""
+    module = config if hasattr(config, "get_sliding_window_size_in_chunks") else scheduler
+    chunks: int | None = module.get_sliding_window_size_in_chunks(kv_cache_spec, tokens_per_chunk)
+    return chunks
+
+
+def tokens_per_hash(scheduler_config: Any) -> int:
+    """Tokens of one block hash; 0.27 does not keep the number itself."""
+    group = scheduler_config.kv_group_configs[0]
+    return int(group.tokens_per_chunk // group.hashes_per_chunk)
 
 
 def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:

@@ -86,6 +86,13 @@ def load(
     return settings
 
 
+def only_observing(settings: ConnectorSettings, observed: bool) -> ConnectorSettings:
+    """``settings`` for a vLLM that kvlens does not know: its own lookup, observed if possible."""
+    return msgspec.structs.replace(
+        settings, lookup=LookupMode.STOCK, telemetry=settings.telemetry and observed
+    )
+
+
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in ConnectorSettings.__struct_fields__:

@@ -44,8 +44,14 @@ class HostMemoryWorker(OffloadingWorker):
         self._jobs[job_id] = self._pool.submit(self._copy, job_id, src_spec, dst_spec, True)
         return True
 
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        """Start copying slots ``src_spec`` into blocks ``dst_spec``."""
+    def submit_load(
+        self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
+    ) -> bool:
+        """Start copying slots ``src_spec`` into blocks ``dst_spec``.
+
+        An ``expedited`` load, which a step waits for (0.33), queues like any other:
+        a copy in host memory is short.
+        """
         self._jobs[job_id] = self._pool.submit(self._copy, job_id, dst_spec, src_spec, False)
         return True
 

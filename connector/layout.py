@@ -11,6 +11,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from kvlens.connector import compat
 from kvlens.telemetry.records import GroupLayout, Layout
 from kvlens.telemetry.semconv import GroupKind
 
@@ -59,7 +60,7 @@ def describe(scheduler: Any, kv_cache_config: Any) -> Layout:
         )
     return Layout(
         groups=groups,
-        tokens_per_hash=config.tokens_per_hash,
+        tokens_per_hash=compat.tokens_per_hash(config),
         blocks_per_chunk=config.blocks_per_chunk,
         partial_tail=bool(getattr(config, "supports_partial_tail", False)),
     )

@@ -2,7 +2,9 @@
 
 Every method here is called between two of vLLM's own steps. None raises, none
 blocks, none asks the offloading manager anything. What a fact costs is one
-tuple; all thinking happens on the drain thread.
+tuple; all thinking happens on the drain thread. (From 0.33 on a tiered manager
+may also complete stores on a thread of its own, under the manager's lock, so
+facts about the manager stay in the order in which they became true.)
 """
 
 from __future__ import annotations
@@ -109,11 +111,21 @@ class Observer:
         """Blocks were allocated for a request, with ``external_tokens`` to load."""
         job_id = None
         keys: facts.Keys = ()
+        synchronous = False
         if external_tokens:
             job_id = next(reversed(scheduler._current_batch_load_jobs))
-            keys = scheduler._jobs[job_id].keys
+            job = scheduler._jobs[job_id]
+            keys, synchronous = job.keys, getattr(job, "is_sync_load", False)
         self.sink.append(
-            (facts.ADMITTED, monotonic_ns(), request.request_id, external_tokens, job_id, keys)
+            (
+                facts.ADMITTED,
+                monotonic_ns(),
+                request.request_id,
+                external_tokens,
+                job_id,
+                keys,
+                synchronous,
+            )
         )
 
     @contained
@@ -124,6 +136,13 @@ class Observer:
         self.sink.append(
             (facts.OFFERED, monotonic_ns(), req_context.req_id, keys, accepted, evicted)
         )
+
+    @contained
+    def promoted(self, keys: facts.Keys, output: Any) -> None:
+        """Keys were to be brought up from a lower tier; no request stores them."""
+        accepted = None if output is None else output.keys_to_store
+        evicted = () if output is None else output.evicted_keys
+        self.sink.append((facts.OFFERED, monotonic_ns(), "", keys, accepted, evicted))
 
     @contained
     def stored(self, keys: facts.Keys, success: bool) -> None:

@@ -37,18 +37,29 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         logs.join_vllm()
-        if warning := compat.require_supported():
-            logger.warning(warning)
+        support = compat.require_supported()
         transfer = vllm_config.kv_transfer_config
         self._settings = config.load(transfer.kv_connector_extra_config)
+        if not support.tested:
+            logger.warning(support.warning)
+            self._settings = config.only_observing(self._settings, support.observed)
         self._recorder: Recorder | None = None
         self._stats: StatsSink | None = None
+        if not support.observed:
+            super().__init__(vllm_config, role, kv_cache_config)
+            return
         planned = corrections.plan(self._settings)
         spec: list[Any] = []
         with _built_as(scheduler_class(planned), spec):
             super().__init__(vllm_config, role, kv_cache_config)
-        if role == KVConnectorRole.SCHEDULER:
+        if role != KVConnectorRole.SCHEDULER:
+            return
+        try:
             self._start(vllm_config, kv_cache_config, planned, spec[0])
+        except Exception:
+            if support.tested:
+                raise
+            logger.exception("kvlens does not know its way about this vLLM and observes nothing")
 
     def _start(
         self, vllm_config: Any, kv_cache_config: Any, planned: list[Correction], spec: Any
@@ -102,6 +113,14 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
     def register_kv_caches(self, kv_caches: Any) -> None:
         """Register the caches, then measure each transfer job of the worker."""
         super().register_kv_caches(kv_caches)
+        self._measure_jobs()
+
+    def register_cross_layers_kv_cache(self, *args: Any, **kwargs: Any) -> None:
+        """The same, where vLLM keeps all layers of a block together (0.27, 0.28)."""
+        super().register_cross_layers_kv_cache(*args, **kwargs)
+        self._measure_jobs()
+
+    def _measure_jobs(self) -> None:
         if self._settings.telemetry:
             worker.measure_jobs(self.connector_worker)
 

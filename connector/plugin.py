@@ -13,7 +13,7 @@ _STOCK_NAME = "OffloadingConnector"
 
 
 def _load() -> type[Any]:
-    from kvlens.connector.offloading import KVLensOffloadingConnector
+    from kvlens.connector import KVLensOffloadingConnector
 
     return KVLensOffloadingConnector
 

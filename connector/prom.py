@@ -89,7 +89,7 @@ class KVLensPromMetrics(OffloadPromMetrics):
         types = transfer_stats_data.get(_TYPES, {})
         data = transfer_stats_data.get(_DATA, {})
         theirs = {name: values for name, values in data.items() if name not in self._ours}
-        super().observe({_TYPES: types, _DATA: theirs}, engine_idx)
+        super().observe({**transfer_stats_data, _TYPES: types, _DATA: theirs}, engine_idx)
         try:
             for name, values in data.items():
                 if name in self._ours:

@@ -54,8 +54,8 @@ def _request_hooks(base: type[Any]) -> type[Any]:
             _wrap_manager(self.manager, observer)
             self.observer = observer
 
-        def on_new_request(self, request: Any) -> None:
-            super().on_new_request(request)
+        def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+            super().on_new_request(request, *args, **kwargs)
             if self.observer is not None:
                 self.observer.added(request, self._req_status.get(request.request_id))
 
@@ -89,9 +89,9 @@ def _request_hooks(base: type[Any]) -> type[Any]:
             return answer
 
         def update_state_after_alloc(
-            self, request: Any, blocks: Any, num_external_tokens: int
+            self, request: Any, blocks: Any, num_external_tokens: int, *args: Any, **kwargs: Any
         ) -> None:
-            super().update_state_after_alloc(request, blocks, num_external_tokens)
+            super().update_state_after_alloc(request, blocks, num_external_tokens, *args, **kwargs)
             if self.observer is not None:
                 self.observer.admitted(request, num_external_tokens, self)
 
@@ -106,18 +106,17 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                 self.observer.transferred(connector_output)
             super().update_connector_output(connector_output)
 
-        def request_finished(self, request: Any) -> tuple[bool, dict[str, Any] | None]:
+        def request_finished(
+            self, request: Any, *args: Any, **kwargs: Any
+        ) -> tuple[bool, dict[str, Any] | None]:
             status = self._req_status.get(request.request_id)
-            answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request)
+            answer: tuple[bool, dict[str, Any] | None] = super().request_finished(
+                request, *args, **kwargs
+            )
             if self.observer is not None and status is not None:
                 aborted = request.status is RequestStatus.FINISHED_ABORTED
                 self.observer.finished(request, status, aborted)
             return answer
-
-        def reset_cache(self) -> None:
-            super().reset_cache()
-            if self.observer is not None:
-                self.observer.reset()
 
     return RequestHooks
 
@@ -126,15 +125,22 @@ def _wrap_manager(manager: Any, observer: Observer) -> None:
     """See what the manager takes, refuses, evicts and completes.
 
     Wraps the primary tier of a tiered manager, which is where chunks that can
-    be loaded live. Only methods that the scheduler calls anyway are wrapped.
+    be loaded live, and the aliases under which that manager itself writes to it.
+    Only methods that are called anyway are wrapped. From 0.33 on every call is made
+    with the manager's lock held, so facts keep the order in which they came true.
     """
     primary = getattr(manager, "primary_tier", manager)
     prepare_store, complete_store = primary.prepare_store, primary.complete_store
-    complete_load = primary.complete_load
+    complete_load, reset_cache = primary.complete_load, primary.reset_cache
 
     def prepare(keys: Any, req_context: Any, *args: Any, **kwargs: Any) -> Any:
         output = prepare_store(keys, req_context, *args, **kwargs)
         observer.offered(keys, req_context, output)
+        return output
+
+    def promote(keys: Any, req_context: Any, *args: Any, **kwargs: Any) -> Any:
+        output = prepare_store(keys, req_context, *args, **kwargs)
+        observer.promoted(keys, output)
         return output
 
     def complete(keys: Any, req_context: Any, success: bool = True) -> None:
@@ -145,8 +151,14 @@ def _wrap_manager(manager: Any, observer: Observer) -> None:
         complete_load(keys, req_context)
         observer.loaded(keys)
 
+    def reset() -> None:
+        reset_cache()
+        observer.reset()
+
     primary.prepare_store, primary.complete_store = prepare, complete
-    primary.complete_load = loaded
+    primary.complete_load, primary.reset_cache = loaded, reset
+    if hasattr(primary, "prepare_write"):
+        primary.prepare_write, primary.complete_write = promote, complete
 
 
 def scheduler_class(planned: list[Correction]) -> type[Any]:

@@ -161,6 +161,7 @@ class Assembler:
                 job_id=fact.job_id,
                 time=self._wall(fact.time_ns),
                 groups=transfers.loaded_groups(fact.load_keys),
+                synchronous=fact.synchronous,
             )
             request.loads.append(load)
             self._load_jobs.start(transfers.Job(fact.job_id, fact.request_id, fact.load_keys, load))
@@ -218,7 +219,8 @@ class Assembler:
             return
         job.record.completed_at = self._wall(fact.time_ns)
         job.record.latency = max(0.0, job.record.completed_at - job.record.time)
-        self._metrics.observe(semconv.RELOAD_LATENCY, job.record.latency)
+        if not job.record.synchronous:
+            self._metrics.observe(semconv.RELOAD_LATENCY, job.record.latency)
         self._load_jobs.end(job)
 
     def _transferred(self, fact: facts.Transferred) -> None:

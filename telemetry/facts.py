@@ -76,6 +76,8 @@ class Admitted(NamedTuple):
     external_tokens: int
     job_id: int | None
     load_keys: Keys
+    synchronous: bool = False
+    """The load is part of the step that needs it, and its end is seen after that step."""
 
 
 class Offered(NamedTuple):
@@ -179,7 +181,7 @@ STATE_KINDS: Final = frozenset({OFFERED, STORE_JOB, STORED, RESET})
 
 def parse(fact: tuple[Any, ...]) -> Fact:
     """Named form of a raw fact."""
-    return _TYPES[fact[0]]._make(fact[1:])  # type: ignore[no-any-return]
+    return _TYPES[fact[0]](*fact[1:])  # type: ignore[no-any-return]
 
 
 def group_of(key: bytes) -> int:

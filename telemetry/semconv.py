@@ -259,7 +259,8 @@ LOOKUP_SECONDS: Final = Metric(
 )  # fmt: skip
 RELOAD_LATENCY: Final = Metric(
     "kvlens_reload_latency_seconds", "histogram",
-    "From allocation until the scheduler saw the load finished.", "s", (), (), TRANSFER_BUCKETS,
+    "From allocation until the scheduler saw the load finished; without synchronous loads, which "
+    "are part of a step.", "s", (), (), TRANSFER_BUCKETS,
 )  # fmt: skip
 TRANSFER_SECONDS: Final = Metric(
     "kvlens_transfer_seconds", "histogram", "Device transfer time of one job.", "s",

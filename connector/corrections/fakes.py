@@ -6,6 +6,7 @@ read, and record what reaches the manager. Nothing here is used while serving.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -31,7 +32,9 @@ def full_attention(block_size: int) -> Any:
 def spec(tokens_per_block: tuple[int, ...]) -> Any:
     """An OffloadingSpec as ``from_spec`` reads it."""
     groups = tuple(
-        SimpleNamespace(group_id=index, tokens_per_block=tokens)
+        SimpleNamespace(
+            group_id=index, tokens_per_block=tokens, sliding_window_size_in_chunks=None
+        )
         for index, tokens in enumerate(tokens_per_block)
     )
     return SimpleNamespace(
@@ -39,6 +42,7 @@ def spec(tokens_per_block: tuple[int, ...]) -> Any:
         tokens_per_hash=min(tokens_per_block),
         blocks_per_chunk=1,
         offload_prompt_only=True,
+        extra_config={},
         config=SimpleNamespace(groups=groups),
     )
 
@@ -60,6 +64,8 @@ def kv_cache_config(*specs: Any) -> Any:
 
 class _Manager:
     """Every lookup hits; offers and loads are recorded."""
+
+    lock = nullcontext()
 
     def __init__(self) -> None:
         self.offered: list[bytes] = []
@@ -113,6 +119,7 @@ def _scheduler(cls: type[Any], groups: list[Any]) -> Any:
     scheduler._events_tracker = SimpleNamespace(record_lookup=lambda *_: None)
     scheduler._current_batch_allocated_block_ids = set()
     scheduler._current_batch_load_jobs = {}
+    scheduler._current_batch_sync_loads = set()
     scheduler._jobs = {}
     scheduler._job_counter = 0
     return scheduler

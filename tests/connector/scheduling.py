@@ -20,6 +20,7 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.request import RequestStatus
 
+from kvlens.connector import compat
 from kvlens.connector.config import load
 from kvlens.connector.corrections import plan
 from kvlens.connector.scheduler import scheduler_class
@@ -101,16 +102,23 @@ def build(
     tokens_per_hash: int = 16,
     capacity: int = 4096,
     offload_prompt_only: bool = True,
+    extra_config: dict[str, Any] | None = None,
 ) -> Any:
     """The scheduler of this vLLM with the corrections that ``settings`` ask for."""
     layers = [
-        SimpleNamespace(group_id=i, tokens_per_block=group.tokens) for i, group in enumerate(groups)
+        SimpleNamespace(
+            group_id=i,
+            tokens_per_block=group.tokens,
+            sliding_window_size_in_chunks=compat.window_in_chunks(group.spec(), group.tokens),
+        )
+        for i, group in enumerate(groups)
     ]
     spec = _Spec(
         tokens_per_block=tuple(group.tokens for group in groups),
         tokens_per_hash=tokens_per_hash,
         blocks_per_chunk=1,
         offload_prompt_only=offload_prompt_only,
+        extra_config=extra_config or {},
         config=SimpleNamespace(groups=layers),
         kv_events_config=SimpleNamespace(
             enable_kv_cache_events=False, self_describing_kv_events=False
@@ -133,7 +141,9 @@ def build(
         cache_group.is_eagle_group = group.drafter
         cache_groups.append(cache_group)
     planned = plan(load({"kvlens": settings or {}}, {}))
-    kv_cache_config = SimpleNamespace(kv_cache_groups=cache_groups)
+    kv_cache_config = SimpleNamespace(
+        kv_cache_groups=cache_groups, cache_hit_alignment_tokens=None
+    )
     scheduler = scheduler_class(planned)(spec, vllm_config, kv_cache_config)
     scheduler.kv_cache_config = kv_cache_config
     return scheduler
