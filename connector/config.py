@@ -27,14 +27,18 @@ class LookupMode(str, Enum):
     STOCK = "stock"
     """vLLM's own code, observed."""
     CORRECTED = "corrected"
-    """vLLM's own search with the corrections that this vLLM needs."""
+    """vLLM's own search with the corrections that this vLLM needs, made safe."""
+    EXACT = "exact"
+    """The largest boundary that can be served, by a search of kvlens' own."""
 
 
 class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Everything that can be set for the connector."""
 
     lookup: LookupMode = LookupMode.CORRECTED
-    """``corrected`` or ``stock``."""
+    """``corrected``, ``exact`` or ``stock``."""
+    fallback_file: str | None = None
+    """Path of a file that need not exist; while it does, vLLM's own lookup is used."""
     corrections: str | list[str] = "auto"
     """``auto`` (those that this vLLM needs), ``none``, or a list of names."""
     telemetry: bool = True

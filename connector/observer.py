@@ -195,6 +195,17 @@ class Observer:
         )
 
     @contained
+    def failed(self, where: str, error: Exception) -> None:
+        """An error of ours was contained; the engine goes on without the part that failed."""
+        text = f"{type(error).__name__}: {error}"
+        self.sink.append((facts.ERROR, monotonic_ns(), where, text))
+
+    @contained
+    def fell_back(self, reason: str, active: bool, text: str) -> None:
+        """vLLM's own lookup is used instead of the configured one, or no longer is."""
+        self.sink.append((facts.FALLBACK, monotonic_ns(), str(reason), active, text))
+
+    @contained
     def reset(self) -> None:
         """The offload tier was emptied."""
         self.sink.append((facts.RESET, monotonic_ns()))

@@ -50,7 +50,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             return
         planned = corrections.plan(self._settings)
         spec: list[Any] = []
-        with _built_as(scheduler_class(planned), spec):
+        with _built_as(scheduler_class(planned, self._settings), spec):
             super().__init__(vllm_config, role, kv_cache_config)
         if role != KVConnectorRole.SCHEDULER:
             return

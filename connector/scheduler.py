@@ -5,6 +5,7 @@ The class is put together at start, innermost first::
     OffloadingConnectorScheduler   vLLM
     QueryHooks                     sees each group query as it is really asked
     corrections                    only those that this vLLM needs
+    boundary lookup                the configured search, unless that is vLLM's own
     RequestHooks                   sees each call as vLLM's scheduler makes it
 """
 
@@ -18,7 +19,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 )
 from vllm.v1.request import RequestStatus
 
-from kvlens.connector import compat, corrections
+from kvlens.connector import compat, corrections, exact_lookup
+from kvlens.connector.config import ConnectorSettings
 from kvlens.connector.observer import Observer
 from kvlens.telemetry.records import Correction
 
@@ -27,11 +29,15 @@ class QueryHooks(OffloadingConnectorScheduler):
     """Notes what each group was asked and how many chunks were found."""
 
     observer: Observer | None = None
+    prefix_scans: list[tuple[Any, int | None]] | None = None
+    """Keys and hits of full-attention queries, for a search that goes on from there."""
 
     def _maximal_prefix_lookup(self, keys: Any, *args: Any, **kwargs: Any) -> int | None:
         hits: int | None = super()._maximal_prefix_lookup(keys, *args, **kwargs)
         if self.observer is not None:
             self.observer.queries.append((keys, hits, None))
+        if self.prefix_scans is not None:
+            self.prefix_scans.append((keys, hits))
         return hits
 
     def _sliding_window_lookup(
@@ -53,6 +59,9 @@ def _request_hooks(base: type[Any]) -> type[Any]:
             """Start observing: from here on facts are appended."""
             _wrap_manager(self.manager, observer)
             self.observer = observer
+            lookup: exact_lookup.BoundaryLookup | None = getattr(self, "boundary_lookup", None)
+            if lookup is not None:
+                lookup.fallback.notify = observer.fell_back
 
         def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
             super().on_new_request(request, *args, **kwargs)
@@ -161,6 +170,9 @@ def _wrap_manager(manager: Any, observer: Observer) -> None:
         primary.prepare_write, primary.complete_write = promote, complete
 
 
-def scheduler_class(planned: list[Correction]) -> type[Any]:
-    """The scheduler class for this engine, with the active corrections."""
-    return _request_hooks(corrections.apply(QueryHooks, planned))
+def scheduler_class(
+    planned: list[Correction], settings: ConnectorSettings | None = None
+) -> type[Any]:
+    """The scheduler class for this engine: active corrections and the configured lookup."""
+    corrected = corrections.apply(QueryHooks, planned)
+    return _request_hooks(exact_lookup.apply(corrected, settings or ConnectorSettings()))

@@ -64,6 +64,7 @@ class Assembler:
             facts.RESET: self._reset,
             facts.ERROR: lambda _: self.observer_error(),
             facts.LOST: self._lost,
+            facts.FALLBACK: self._fell_back,
         }
 
     @property
@@ -249,6 +250,9 @@ class Assembler:
         self._metrics.count(semconv.DROPPED_FACTS, fact.dropped)
         if fact.state_lost:
             self._residency.new_epoch()
+
+    def _fell_back(self, fact: facts.FellBack) -> None:
+        self._metrics.gauge(semconv.LOOKUP_FALLBACK, int(fact.active), (fact.reason,))
 
     def _finish(self, fact: facts.Finished) -> None:
         request = self._open.pop(fact.request_id, None)

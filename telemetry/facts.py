@@ -34,6 +34,7 @@ PREEMPTED: Final = 9
 RESET: Final = 10
 ERROR: Final = 11
 LOST: Final = 12
+FALLBACK: Final = 13
 
 
 class Added(NamedTuple):
@@ -165,14 +166,25 @@ class Lost(NamedTuple):
     """One of them changed residency, which is unknown from here on."""
 
 
+class FellBack(NamedTuple):
+    """The engine went over to vLLM's own lookup, or back to the configured one."""
+
+    time_ns: int
+    reason: str
+    """A ``semconv.Fallback``."""
+    active: bool
+    """Whether vLLM's own lookup is used for this reason from here on."""
+    text: str
+
+
 Fact = (
     Added | LookedUp | Admitted | Offered | StoreJob | Stored | Loaded | Transferred | Finished
-    | Preempted | Reset | ObserverError | Lost
+    | Preempted | Reset | ObserverError | Lost | FellBack
 )  # fmt: skip
 
 _TYPES: Final[tuple[Any, ...]] = (
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
-    Preempted, Reset, ObserverError, Lost,
+    Preempted, Reset, ObserverError, Lost, FellBack,
 )  # fmt: skip
 
 STATE_KINDS: Final = frozenset({OFFERED, STORE_JOB, STORED, RESET})

@@ -102,6 +102,13 @@ class Confidence(_Str):
     GUESS = "guess"
 
 
+class Fallback(_Str):
+    """Why vLLM's own lookup is used although another one was configured."""
+
+    OPERATOR = "operator"
+    INVARIANT = "invariant"
+
+
 class IncidentKind(_Str):
     """What a detector can report (design, section 7)."""
 
@@ -133,6 +140,7 @@ LABEL_EXIT: Final = "exit"
 LABEL_VERDICT: Final = "verdict"
 LABEL_CAUSE: Final = "cause"
 LABEL_DIRECTION: Final = "direction"
+LABEL_REASON: Final = "reason"
 GROUP_LABELS: Final = (LABEL_GROUP, LABEL_KIND)
 
 DIRECTION_STORE: Final = "store"
@@ -280,6 +288,11 @@ CAPACITY_CHUNKS: Final = Metric(
 DEFERRED_REQUESTS: Final = Metric(
     "kvlens_deferred_requests", "gauge", "Requests whose lookup is deferred now.", "{request}"
 )
+LOOKUP_FALLBACK: Final = Metric(
+    "kvlens_lookup_fallback", "gauge",
+    "1 while vLLM's own lookup is used instead of the configured one.", "1",
+    (LABEL_REASON,), (_closed(Fallback),),
+)  # fmt: skip
 INFO: Final = Metric(
     "kvlens_info", "gauge", "Versions and configuration of this engine's connector.", "1",
     ("version", "vllm_version", "lookup", "corrections", "layout", "drafter_groups"),
@@ -293,7 +306,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     EVICTED_CHUNKS, EXPECTED_TOKENS, SERVABLE_TOKENS, SERVED_TOKENS, LOST_TOKENS, VETOES,
     OBSERVER_ERRORS, DROPPED_FACTS, DROPPED_SPANS, LOOKUP_WIDTH, LOOKUP_HITS, LOOKUP_SECONDS,
     RELOAD_LATENCY, TRANSFER_SECONDS, DEFERRAL_SECONDS, RESIDENT_CHUNKS, CAPACITY_CHUNKS,
-    DEFERRED_REQUESTS, INFO, GROUP_INFO,
+    DEFERRED_REQUESTS, LOOKUP_FALLBACK, INFO, GROUP_INFO,
 )  # fmt: skip
 METRICS_BY_NAME: Final = {metric.name: metric for metric in METRICS}
 

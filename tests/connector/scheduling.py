@@ -140,11 +140,11 @@ def build(
         cache_group = KVCacheGroupSpec([f"layer{index}"], group.spec())
         cache_group.is_eagle_group = group.drafter
         cache_groups.append(cache_group)
-    planned = plan(load({"kvlens": settings or {}}, {}))
+    loaded = load({"kvlens": settings or {}}, {})
     kv_cache_config = SimpleNamespace(
         kv_cache_groups=cache_groups, cache_hit_alignment_tokens=None
     )
-    scheduler = scheduler_class(planned)(spec, vllm_config, kv_cache_config)
+    scheduler = scheduler_class(plan(loaded), loaded)(spec, vllm_config, kv_cache_config)
     scheduler.kv_cache_config = kv_cache_config
     return scheduler
 
