@@ -11,13 +11,17 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Concatenate, ParamSpec, Protocol
 
 from kvlens.telemetry import facts
+from kvlens.telemetry.costs import MIN_TOKENS as PREFILL_TOKENS
 
 P = ParamSpec("P")
+_MAX_STEPS = 64
+"""Steps in flight; more than a pipeline holds, in case an output never comes."""
 
 
 class Sink(Protocol):
@@ -59,6 +63,9 @@ class Observer:
         self.sink = sink
         self.queries: list[facts.Query] = []
         """Queries of the lookup that runs now; filled by the innermost hooks."""
+        self._steps: deque[tuple[int, int]] = deque(maxlen=_MAX_STEPS)
+        """Steps whose output is awaited: (scheduled at, tokens beyond one per request)."""
+        self._step_ended = 0
 
     @contained
     def added(self, request: Any, status: Any) -> None:
@@ -73,6 +80,7 @@ class Observer:
                 getattr(request, "trace_headers", None),
                 bool(getattr(request, "skip_reading_prefix_cache", False)),
                 getattr(status, "max_offload_tokens", None),
+                getattr(status, "max_load_tokens", None),
             )
         )
 
@@ -125,6 +133,7 @@ class Observer:
                 job_id,
                 keys,
                 synchronous,
+                *_own_account(request, external_tokens),
             )
         )
 
@@ -166,6 +175,29 @@ class Observer:
         preempted = scheduler_output.preempted_req_ids
         if preempted:
             self.sink.append((facts.PREEMPTED, monotonic_ns(), tuple(preempted)))
+        if new := scheduler_output.scheduled_new_reqs:
+            started = [(data.req_id, data.num_computed_tokens) for data in new]
+            self.sink.append((facts.STARTED, monotonic_ns(), started))
+        if tokens := scheduler_output.total_num_scheduled_tokens:
+            beyond = tokens - len(scheduler_output.num_scheduled_tokens)
+            self._steps.append((monotonic_ns(), beyond))
+
+    @contained
+    def tiers(self, request: Any, tokens: Any) -> None:
+        """vLLM asked which tiers an admitted request loads from."""
+        names = {str(getattr(tier, "value", tier)): count for tier, count in tokens.items()}
+        self.sink.append((facts.TIERS, monotonic_ns(), request.request_id, names))
+
+    @contained
+    def stepped(self) -> None:
+        """The output of the oldest step that computes anything has come back."""
+        if not self._steps:
+            return
+        scheduled, tokens = self._steps.popleft()
+        ended, began = monotonic_ns(), max(scheduled, self._step_ended)
+        self._step_ended = ended
+        if tokens >= PREFILL_TOKENS:
+            self.sink.append((facts.STEP, ended, (ended - began) / 1e9, tokens))
 
     @contained
     def transferred(self, connector_output: Any) -> None:
@@ -209,3 +241,12 @@ class Observer:
     def reset(self) -> None:
         """The offload tier was emptied."""
         self.sink.append((facts.RESET, monotonic_ns()))
+
+
+def _own_account(request: Any, external_tokens: int) -> tuple[int | None, int]:
+    """vLLM's own count of local tokens, and of those that another connector loads."""
+    stats = getattr(request, "prefill_stats", None)
+    if stats is None or not stats.num_prompt_tokens or request.num_preemptions:
+        return None, 0  # it tells of the first admission only
+    other = stats.num_external_cached_tokens - external_tokens
+    return stats.num_local_cached_tokens, max(0, other)

@@ -112,6 +112,7 @@ def _request_hooks(base: type[Any]) -> type[Any]:
 
         def update_connector_output(self, connector_output: Any) -> None:
             if self.observer is not None:
+                self.observer.stepped()
                 self.observer.transferred(connector_output)
             super().update_connector_output(connector_output)
 
@@ -126,6 +127,14 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                 aborted = request.status is RequestStatus.FINISHED_ABORTED
                 self.observer.finished(request, status, aborted)
             return answer
+
+        if hasattr(base, "get_external_cache_hit_sources"):
+
+            def get_external_cache_hit_sources(self, request: Any, *args: Any) -> Any:
+                tokens = super().get_external_cache_hit_sources(request, *args)
+                if self.observer is not None:
+                    self.observer.tiers(request, tokens)
+                return tokens
 
     return RequestHooks
 

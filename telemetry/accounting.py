@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvlens.telemetry import facts, semconv
 from kvlens.telemetry.records import EngineInfo, GroupChunks, Layout, Store
 from kvlens.telemetry.requests import Answer, OpenRequest
@@ -43,11 +45,18 @@ class Counters:
         if lookup.vetoing_group is not None:
             self._metrics.count(semconv.VETOES, 1, self._labels[lookup.vetoing_group])
 
-    def chunks(self, metric: Metric, keys: facts.Keys) -> None:
-        """Count chunks by group."""
-        for kv_group, count in count_by_group(keys).items():
+    def chunks(self, metric: Metric, keys: facts.Keys) -> Counter[int]:
+        """Count chunks by group; returns the counts."""
+        counts = count_by_group(keys)
+        for kv_group, count in counts.items():
             if (labels := self._labels.get(kv_group)) is not None:
                 self._metrics.count(metric, count, labels)
+        return counts
+
+    def reset(self, residency: Residency) -> None:
+        """Count what is given up. Call before residency replays it."""
+        for kv_group, labels in self._labels.items():
+            self._metrics.count(semconv.RESET_CHUNKS, residency.resident_count(kv_group), labels)
 
     def offer(self, fact: facts.Offered, residency: Residency, time: float) -> Store:
         """Count one offer; returns its record. Call before residency replays it."""
@@ -98,6 +107,24 @@ def storable_tokens(info: EngineInfo, request: OpenRequest, finished: facts.Fini
     if request.added.max_offload_tokens is not None:
         tokens = min(tokens, request.added.max_offload_tokens)
     return tokens
+
+
+def unwritten_chunk(
+    layout: Layout, finished: facts.Finished, accepted: facts.Keys
+) -> tuple[int, int] | None:
+    """``(kv_group, chunk)`` that was accepted although its last tokens have no KV; None if none.
+
+    A finished request's last sampled token was never computed, so that a chunk
+    which ends with it has a slot that nobody wrote.
+    """
+    taken = frozenset(accepted)
+    for group, (keys, _) in zip(layout.groups, finished.keys, strict=True):
+        chunk = group.tokens_per_chunk
+        stop = min(finished.num_tokens // chunk, len(keys))
+        for index in range(finished.computed_tokens // chunk, stop):
+            if keys[index] in taken:
+                return group.kv_group, index
+    return None
 
 
 def note_computed(

@@ -8,7 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvlens.telemetry import accounting, facts, lookups, semconv, transfers
+from kvlens.telemetry.economics import Economics
 from kvlens.telemetry.emission import Emitter
+from kvlens.telemetry.guard import Guard
+from kvlens.telemetry.identities import Identities
 from kvlens.telemetry.records import EngineInfo, Load, Store
 from kvlens.telemetry.requests import Answer, OpenRequest
 from kvlens.telemetry.residency import Residency
@@ -34,9 +37,11 @@ class Assembler:
         sinks: Sequence[RecordSink],
         sample_rate: float = 1.0,
         wall_offset_ns: int | None = None,
+        guard: Guard | None = None,
     ) -> None:
         self._info = info
         self._metrics = metrics
+        self._guard = guard or Guard(metrics)
         self._residency = Residency(
             capacity=info.capacity_chunks, store_threshold=info.store_threshold
         )
@@ -48,7 +53,12 @@ class Assembler:
         self._finished: deque[OpenRequest] = deque()
         self._store_jobs: transfers.Jobs[Store] = transfers.Jobs()
         self._load_jobs: transfers.Jobs[Load] = transfers.Jobs()
-        self._emitter = Emitter(info, metrics, sinks, self._residency, self._wall, sample_rate)
+        self._identities = Identities(info.layout, metrics)
+        self._economics = Economics(info, metrics)
+        self._emitter = Emitter(
+            info, metrics, sinks, self._residency, self._wall, sample_rate, self._guard,
+            self._identities, self._economics,
+        )  # fmt: skip
         self._count = accounting.Counters(info.layout, metrics)
         self._handlers: dict[int, Callable[[Any], None]] = {
             facts.ADDED: self._added,
@@ -62,9 +72,12 @@ class Assembler:
             facts.FINISHED: self._finish,
             facts.PREEMPTED: self._preempted,
             facts.RESET: self._reset,
-            facts.ERROR: lambda _: self.observer_error(),
+            facts.ERROR: self._error,
             facts.LOST: self._lost,
             facts.FALLBACK: self._fell_back,
+            facts.STARTED: self._started,
+            facts.STEP: self._economics.step,
+            facts.TIERS: self._tiers,
         }
 
     @property
@@ -79,26 +92,24 @@ class Assembler:
         """Replay one fact."""
         self._handlers[fact[0]](facts.parse(fact))
 
-    def observer_error(self) -> None:
-        """Count an error of ours that was contained."""
-        self._metrics.count(semconv.OBSERVER_ERRORS)
-
     def tick(self, now_ns: int) -> None:
         """Emit requests whose stores have settled, and report long deferrals."""
         while self._finished and self._due(self._finished[0], now_ns):
-            self._emitter.emit(self._finished.popleft())
+            self._guard(self._emitter.emit, self._finished.popleft())
         waiting = 0
         for request in self._open.values():
             if request.deferred_since_ns is None:
                 continue
             waiting += 1
-            self._emitter.report_deferral(request, now_ns)
+            self._guard(self._emitter.report_deferral, request, now_ns)
         self._count.gauges(self._residency, waiting)
+        self._economics.gauges()
+        self._identities.check(self._residency)
 
     def flush(self) -> None:
         """Emit all finished requests now."""
         while self._finished:
-            self._emitter.emit(self._finished.popleft())
+            self._guard(self._emitter.emit, self._finished.popleft())
 
     def _due(self, request: OpenRequest, now_ns: int) -> bool:
         age = now_ns - request.emit_at_ns
@@ -108,12 +119,13 @@ class Assembler:
         trace_id, parent = parent_ids(fact.trace_headers)
         self._open[fact.request_id] = OpenRequest(fact, trace_id, parent)
         if len(self._open) > MAX_OPEN:
-            self._emitter.emit(self._open.popitem(last=False)[1])
+            self._guard(self._emitter.emit, self._open.popitem(last=False)[1])
 
     def _looked_up(self, fact: facts.LookedUp) -> None:
         request = self._open.get(fact.request_id)
         if request is None:
             return
+        request.asked = fact
         signature = lookups.signature(fact)
         if fact.result is None and signature == request.signature:
             last = request.lookups[-1]
@@ -128,7 +140,7 @@ class Assembler:
             self._count.answered(request.answer)
         request.attempts += 1
         lookup = lookups.read(
-            self._info.layout, fact, request.added.skip_reading, request.attempts, self._wall
+            self._info.layout, fact, request.added, request.attempts, self._wall
         )
         request.lookups.append(lookup)
         if Exit(lookup.exit) in DEFERRED_EXITS:
@@ -140,9 +152,10 @@ class Assembler:
         request.signature = None
         self._resume(request, fact.time_ns)
         request.answer = Answer(fact, lookup)
+        self._identities.lookup(lookup)
         for keys, hits, window in fact.queries:
-            if hits and window is None:
-                self._residency.confirmed(keys[:hits])
+            if hits and window is None and (found := self._residency.confirmed(keys[:hits])):
+                self._identities.found(facts.group_of(keys[0]), found, self._residency)
         if not request.admitted:
             self._emitter.weigh(request.answer, request)
 
@@ -158,6 +171,7 @@ class Assembler:
         if request is None:
             return
         if fact.job_id is not None:
+            self._economics.loading(fact.load_keys, request)
             load = Load(
                 job_id=fact.job_id,
                 time=self._wall(fact.time_ns),
@@ -169,19 +183,32 @@ class Assembler:
         answer = request.answer
         if answer is None or answer.counted:
             return
-        if answer.fact.result and not fact.external_tokens:
+        if fact.other_tokens:
+            answer.lookup.exit = str(Exit.OTHER_CONNECTOR)
+        elif answer.fact.result and not fact.external_tokens:
             answer.lookup.exit = str(Exit.NOT_ADMITTED)
         self._count.answered(answer)
         if not request.admitted:
             request.admitted = True
             request.served = fact.external_tokens
+            request.local_tokens = fact.local_tokens
+            request.other_tokens = fact.other_tokens
+            request.other_connector = bool(fact.other_tokens)
             self._emitter.judge(request)
 
     def _offered(self, fact: facts.Offered) -> None:
         store = self._count.offer(fact, self._residency, self._wall(fact.time_ns))
         self._residency.offered(fact.offered, fact.accepted, fact.evicted)
-        if (request := self._find(fact.request_id)) is not None:
+        request = self._find(fact.request_id)
+        self._economics.offered(fact, request)
+        if fact.evicted:
+            self._identities.evicted(transfers.count_by_group(fact.evicted))
+        if request is not None:
             request.stores.append(store)
+            if request.finished is not None and fact.accepted and request.unwritten is None:
+                request.unwritten = accounting.unwritten_chunk(
+                    self._info.layout, request.finished, fact.accepted
+                )
 
     def _find(self, request_id: str) -> OpenRequest | None:
         """An open request, or one that finished but still waits for its last stores."""
@@ -204,7 +231,7 @@ class Assembler:
     def _stored(self, fact: facts.Stored) -> None:
         self._residency.stored(fact.keys, fact.success)
         if fact.success:
-            self._count.chunks(semconv.STORED_CHUNKS, fact.keys)
+            self._identities.stored(self._count.chunks(semconv.STORED_CHUNKS, fact.keys))
         job = self._store_jobs.of_keys(fact.keys)
         if job is None:
             return
@@ -242,9 +269,15 @@ class Assembler:
                 request.preemptions += 1
 
     def _reset(self, fact: facts.Reset) -> None:
+        self._count.reset(self._residency)
         self._residency.reset()
+        self._identities.reset()
+        self._economics.reset()
         self._store_jobs.clear()
         self._load_jobs.clear()
+
+    def _error(self, fact: facts.ObserverError) -> None:
+        self._guard.note(f"{fact.text.partition(':')[0]} in {fact.where}", fact.text)
 
     def _lost(self, fact: facts.Lost) -> None:
         self._metrics.count(semconv.DROPPED_FACTS, fact.dropped)
@@ -253,6 +286,16 @@ class Assembler:
 
     def _fell_back(self, fact: facts.FellBack) -> None:
         self._metrics.gauge(semconv.LOOKUP_FALLBACK, int(fact.active), (fact.reason,))
+
+    def _started(self, fact: facts.Started) -> None:
+        for request_id, tokens in fact.requests:
+            request = self._open.get(request_id)
+            if request is not None and request.started is None:
+                request.started = tokens
+
+    def _tiers(self, fact: facts.Tiers) -> None:
+        if (request := self._open.get(fact.request_id)) is not None:
+            self._economics.tiers(fact, request)
 
     def _finish(self, fact: facts.Finished) -> None:
         request = self._open.pop(fact.request_id, None)

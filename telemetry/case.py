@@ -151,6 +151,8 @@ class Judgement:
     expected: int = 0
     lost_at_lookup: int = 0
     lost_at_store: int = 0
+    evicted: int = 0
+    """Tokens that were stored, evicted for want of room and computed again."""
 
     @property
     def lost(self) -> int:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from zlib import crc32
 
-from kvlens.telemetry import accounting, lookups, semconv
-from kvlens.telemetry.case import Case, Judgement, UnsafeState, expected_boundary
+from kvlens.telemetry import accounting, facts, lookups, semconv
+from kvlens.telemetry.case import Case, UnsafeState, expected_boundary
+from kvlens.telemetry.economics import Economics
+from kvlens.telemetry.guard import Guard
+from kvlens.telemetry.identities import Identities
 from kvlens.telemetry.oracle import servable_boundary
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.requests import Answer, OpenRequest, external_id
 from kvlens.telemetry.residency import Residency, State
-from kvlens.telemetry.semconv import DEFERRED_EXITS, QUIET_VERDICTS, Exit, GroupKind, Verdict
+from kvlens.telemetry.semconv import (
+    DEFERRED_EXITS,
+    QUIET_VERDICTS,
+    Exit,
+    GroupKind,
+    Verdict,
+)
 from kvlens.telemetry.sinks import MetricSink, RecordSink
-from kvlens.telemetry.verdict import judge
+from kvlens.telemetry.verdict import judge, judge_store
 
 DEFERRAL_FIRST_NS = 1_000_000_000
 DEFERRAL_EVERY_NS = 5_000_000_000
+MAX_FRONT_END_SECONDS = 300.0
+"""A request cannot have arrived longer than that before the scheduler saw it."""
 
 
 class Emitter:
@@ -30,6 +42,9 @@ class Emitter:
         residency: Residency,
         wall: Callable[[int], float],
         sample_rate: float,
+        guard: Guard | None = None,
+        identities: Identities | None = None,
+        economics: Economics | None = None,
     ) -> None:
         self._info = info
         self._metrics = metrics
@@ -37,29 +52,41 @@ class Emitter:
         self._residency = residency
         self._wall = wall
         self._sample_rate = sample_rate
+        self._guard = guard or Guard(metrics)
+        self._identities = identities or Identities(info.layout, metrics)
+        self._economics = economics or Economics(info, metrics)
+        self._all_recorded = any(not sink.sampled for sink in sinks)
         self._count = accounting.Counters(info.layout, metrics)
-        self._dropped_spans = 0
+        self._dropped: dict[int, int] = {}
 
     def weigh(self, answer: Answer, request: OpenRequest) -> None:
-        """Servable and expected tokens of a lookup, as residency stands at it."""
+        """Servable and expected tokens of a lookup, as residency stands at it.
+
+        What the lookup found is not looked at again: a boundary further on needs
+        nothing below the found one that this did not need as well.
+        """
         fact, layout = answer.fact, self._info.layout
         state = lookups.state_of(layout, self._residency, fact.keys)
-        local, cap = fact.local_tokens, fact.max_new_tokens
+        local, found = fact.local_tokens, fact.result or 0
+        reached = local + found
+        cap = None if fact.max_new_tokens is None else max(0, fact.max_new_tokens - found)
         if not request.added.skip_reading:
             answer.servable = -local + servable_boundary(
                 layout,
                 lambda kv_group, chunk: state(kv_group, chunk) is State.RESIDENT,
-                local,
+                reached,
                 fact.num_tokens,
                 request.added.prompt_tokens,
                 cap,
             )
-            answer.expected = -local + expected_boundary(layout, state, local, fact.num_tokens, cap)
+            answer.expected = -local + expected_boundary(
+                layout, state, reached, fact.num_tokens, cap
+            )
         answer.seen_before = any(keys and self._residency.seen(keys[0]) for keys, _ in fact.keys)
 
-    def judge(self, request: OpenRequest, unresolved: bool = False) -> Judgement:
+    def judge(self, request: OpenRequest, unresolved: bool = False) -> None:
         """Verdict of a request, once; right after its admission residency still stands."""
-        info, answer = self._info, request.answer
+        info, answer = self._info, request.answer or self._waiting(request)
         last = request.lookups[-1] if request.lookups else None
         unsafe = None
         if answer is not None and request.served:
@@ -81,6 +108,7 @@ class Emitter:
             vetoing_group=answer.lookup.vetoing_group if answer else None,
             lookups=answer.lookup.groups if answer else (),
             cap=fact.max_new_tokens if fact else None,
+            load_cap=request.added.max_load_tokens,
             skip_reading=request.added.skip_reading,
             other_connector=request.other_connector,
             block_drop=info.block_drop,
@@ -89,6 +117,8 @@ class Emitter:
             offload_prompt_only=info.offload_prompt_only,
             store_threshold=info.store_threshold,
             capacity_chunks=info.capacity_chunks,
+            persistent_tier=info.persistent_tier,
+            hash_seed_fixed=info.hash_seed_fixed,
             deferral_seconds=request.deferral_ns / 1e9,
             deferrals=sum(item.count for item in deferred),
             deferred_exit=deferred[-1].exit if deferred else None,
@@ -96,10 +126,17 @@ class Emitter:
             unsafe=unsafe,
             state=state,
         )
-        request.judgement = said = judge(case)
-        if answer is not None and self._kept(request) is not None:
+        request.case, request.judgement = case, judge(case)
+        if answer is not None and (self._all_recorded or self._kept(request) is not None):
             lookups.fill_resident(info.layout, answer.lookup, state)
-        return said
+
+    def _waiting(self, request: OpenRequest) -> Answer | None:
+        """What a request that was never answered waits for, as residency stands now."""
+        if request.asked is None:
+            return None
+        waiting = Answer(request.asked, request.lookups[-1])
+        self.weigh(waiting, request)
+        return waiting
 
     def _unsafe(self, answer: Answer, served: int) -> UnsafeState | None:
         """The recurrent state that was loaded although it lies beyond the boundary."""
@@ -132,29 +169,41 @@ class Emitter:
             return
         request.next_deferral_ns = now_ns + DEFERRAL_EVERY_NS
         earlier, request.deferral_ns = request.deferral_ns, request.deferral_ns + now_ns - since
-        self.judge(request, unresolved=True)
-        record = self.record(request, self._wall(now_ns))
-        request.deferral_ns, request.judgement = earlier, None
+        try:
+            self.judge(request, unresolved=True)
+            record = self.record(request, self._wall(now_ns))
+        finally:
+            request.deferral_ns, request.judgement = earlier, None
         for sink in self._sinks:
-            sink.deferral(record)
+            self._guard(sink.deferral, record)
 
     def emit(self, request: OpenRequest) -> None:
         """Count a finished request and hand its record to the sinks."""
         if request.judgement is None:
             self.judge(request)
+        if request.unwritten is not None and request.case is not None:
+            case = replace(request.case, unwritten=request.unwritten)
+            request.judgement = judge_store(case, request.judgement)
         for kv_group, count in accounting.note_held_back(
             self._info, self._residency, request
         ).items():
             self._count.held_back(kv_group, count)
         finished_ns = request.finished.time_ns if request.finished else request.added.time_ns
         record = self.record(request, self._wall(finished_ns))
+        self._economics.charge(record)
         self._numbers(record)
+        if record.computed_tokens is not None:
+            served = record.served_tokens + request.other_tokens
+            self._identities.request(
+                record.prompt_tokens, record.local_tokens, served, record.computed_tokens
+            )
         probability = self._kept(request)
-        if probability is not None:
-            record.sampling_probability = probability
-            for sink in self._sinks:
-                sink.request(record)
-        self._note_dropped_spans()
+        record.sampling_probability = 1.0 if probability is None else probability
+        for sink in self._sinks:
+            if probability is not None or not sink.sampled:
+                self._guard(sink.request, record)
+        for sink in self._sinks:
+            self._guard(self._note_dropped, sink)
 
     def _numbers(self, record: RequestRecord) -> None:
         self._metrics.count(semconv.REQUESTS, 1, (record.verdict,))
@@ -168,15 +217,25 @@ class Emitter:
             cause = record.cause or str(semconv.Cause.NOT_ATTRIBUTABLE)
             self._metrics.count(semconv.LOST_TOKENS, record.lost_tokens, (cause,))
 
-    def _note_dropped_spans(self) -> None:
-        dropped = sum(sink.dropped for sink in self._sinks)
-        if dropped > self._dropped_spans:
-            self._metrics.count(semconv.DROPPED_SPANS, dropped - self._dropped_spans)
-            self._dropped_spans = dropped
+    def _note_dropped(self, sink: RecordSink) -> None:
+        dropped = sink.dropped
+        if (more := dropped - self._dropped.get(id(sink), 0)) > 0:
+            self._dropped[id(sink)] = dropped
+            self._metrics.count(sink.dropped_metric, more)
+
+    def _arrival(self, added: facts.Added) -> float:
+        """When the request came, by the clock of all other times in its record.
+
+        vLLM's own time stamp is of another process' wall clock, which may have been
+        set since, or be another machine's.
+        """
+        seen = self._wall(added.time_ns)
+        stamped = 0.0 <= seen - added.arrival_time <= MAX_FRONT_END_SECONDS
+        return added.arrival_time if stamped else seen
 
     def record(self, request: OpenRequest, finish_time: float) -> RequestRecord:
         """The record of a judged request."""
-        info, said, answer = self._info, request.judgement, request.answer
+        info, said = self._info, request.judgement
         finished = request.finished
         skipped = said.verdict is Verdict.SKIPPED
         return RequestRecord(
@@ -188,16 +247,24 @@ class Emitter:
             model=info.model,
             trace_id=request.trace_id,
             parent_span_id=request.parent_span_id,
-            arrival_time=request.added.arrival_time,
+            arrival_time=self._arrival(request.added),
             finish_time=finish_time,
             prompt_tokens=request.added.prompt_tokens,
-            local_tokens=answer.fact.local_tokens if answer else 0,
+            local_tokens=_local_tokens(request),
             served_tokens=request.served,
             servable_tokens=0 if skipped else said.servable,
             expected_tokens=0 if skipped else said.expected,
             lost_tokens=said.lost,
             lost_at_lookup=said.lost_at_lookup,
             lost_at_store=said.lost_at_store,
+            computed_tokens=None
+            if request.started is None
+            else request.added.prompt_tokens - request.started,
+            evicted_tokens=said.evicted,
+            tier_tokens=request.tiers,
+            ghost_chunks=request.ghost_chunks,
+            ghost_distance=request.ghost_distance,
+            reuse_distance=request.reuse_distance,
             verdict=str(said.verdict),
             cause=str(said.cause) if said.cause else None,
             causes=[str(cause) for cause in said.causes],
@@ -214,3 +281,10 @@ class Emitter:
             finish_reason=finished.reason if finished else "",
             preemptions=request.preemptions,
         )
+
+
+def _local_tokens(request: OpenRequest) -> int:
+    """vLLM's own account, else what the lookup was told, which leaves out part of a block."""
+    if request.local_tokens is not None:
+        return request.local_tokens
+    return request.answer.fact.local_tokens if request.answer is not None else 0

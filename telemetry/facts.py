@@ -35,6 +35,9 @@ RESET: Final = 10
 ERROR: Final = 11
 LOST: Final = 12
 FALLBACK: Final = 13
+STARTED: Final = 14
+STEP: Final = 15
+TIERS: Final = 16
 
 
 class Added(NamedTuple):
@@ -48,6 +51,7 @@ class Added(NamedTuple):
     """``Mapping[str, str] | None``: W3C headers, if vLLM hands them on."""
     skip_reading: bool
     max_offload_tokens: int | None
+    max_load_tokens: int | None = None
 
 
 class LookedUp(NamedTuple):
@@ -79,6 +83,10 @@ class Admitted(NamedTuple):
     load_keys: Keys
     synchronous: bool = False
     """The load is part of the step that needs it, and its end is seen after that step."""
+    local_tokens: int | None = None
+    """Tokens that the GPU cache covers, by vLLM's own account; None if it gives none."""
+    other_tokens: int = 0
+    """Tokens that another connector loads for it."""
 
 
 class Offered(NamedTuple):
@@ -177,14 +185,41 @@ class FellBack(NamedTuple):
     text: str
 
 
+class Started(NamedTuple):
+    """Requests were given to the model runner for the first time."""
+
+    time_ns: int
+    requests: Sequence[tuple[str, int]]
+    """``(request id, tokens whose KV data was there)``: computing starts behind them."""
+
+
+class Step(NamedTuple):
+    """One step of the engine that computed prompt tokens has ended."""
+
+    time_ns: int
+    seconds: float
+    """From when it could start, which is when it was scheduled or the step before ended."""
+    tokens: int
+    """Tokens computed, without the one per request that a decoding step has."""
+
+
+class Tiers(NamedTuple):
+    """vLLM's own account of the tiers that an admitted request loads from."""
+
+    time_ns: int
+    request_id: str
+    tokens: Any
+    """``Mapping[str, int]``: tokens by ``CacheHitSource``."""
+
+
 Fact = (
     Added | LookedUp | Admitted | Offered | StoreJob | Stored | Loaded | Transferred | Finished
-    | Preempted | Reset | ObserverError | Lost | FellBack
+    | Preempted | Reset | ObserverError | Lost | FellBack | Started | Step | Tiers
 )  # fmt: skip
 
 _TYPES: Final[tuple[Any, ...]] = (
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
-    Preempted, Reset, ObserverError, Lost, FellBack,
+    Preempted, Reset, ObserverError, Lost, FellBack, Started, Step, Tiers,
 )  # fmt: skip
 
 STATE_KINDS: Final = frozenset({OFFERED, STORE_JOB, STORED, RESET})

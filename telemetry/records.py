@@ -82,6 +82,8 @@ class EngineInfo(Struct):
     lookup: str = "corrected"
     corrections: list[Correction] = []
     dp_rank: int = 0
+    devices: int = 1
+    """Devices that compute each token: tensor times pipeline parallel size."""
     host: str = ""
     block_drop: bool = False
     """Whether speculative decoding drops the volatile last block."""
@@ -92,6 +94,10 @@ class EngineInfo(Struct):
     capacity_chunks: int | None = None
     offload_prompt_only: bool = True
     store_threshold: int = 0
+    persistent_tier: bool = False
+    """Whether a tier outlives the engine (files, object store)."""
+    hash_seed_fixed: bool = True
+    """Whether the same prompt has the same block hashes in every process."""
     schema_version: int = semconv.SCHEMA_VERSION
 
 
@@ -133,6 +139,10 @@ class Lookup(Struct):
     count: int = 1
     groups: list[GroupLookup] = []
     vetoing_group: int | None = None
+    cap: int | None = None
+    """At most that many tokens beyond the local ones could be loaded, if limited."""
+    load_cap: int | None = None
+    """The request's own ``max_load_tokens``, a part of ``cap``."""
 
 
 class GroupChunks(Struct):
@@ -200,6 +210,20 @@ class RequestRecord(Struct):
     lost_tokens: int = 0
     lost_at_lookup: int = 0
     lost_at_store: int = 0
+    computed_tokens: int | None = None
+    """Prompt tokens that the model computed; None if it never ran."""
+    evicted_tokens: int = 0
+    """Tokens computed again because capacity had evicted their chunks; no part of ``lost``."""
+    lost_gpu_seconds: float = 0.0
+    """Device time of computing lost and evicted tokens, at the engine's own prefill rate."""
+    tier_tokens: dict[str, int] = {}
+    """Tokens loaded, by tier, where vLLM tells (0.32 and newer)."""
+    ghost_chunks: int = 0
+    """Chunks of this request that the tier had stored, evicted and was offered again."""
+    ghost_distance: int = 0
+    """The most chunks evicted between the eviction of one of those and its return."""
+    reuse_distance: int | None = None
+    """The most distinct chunks used between two uses of a sampled chunk; None: no second use."""
     cause: str | None = None
     causes: list[str] = []
     """All equally small explanations; the first is ``cause``."""

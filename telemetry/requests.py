@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlens.telemetry import facts
+from kvlens.telemetry.case import Case
 from kvlens.telemetry.records import Load, Lookup, Store
 
 _SUFFIX = re.compile(r"-[0-9a-f]{8}$")
@@ -47,13 +48,19 @@ class OpenRequest:
     loads: list[Load] = field(default_factory=list)
     answer: Answer | None = None
     """The last answered lookup."""
+    asked: facts.LookedUp | None = None
+    """The last lookup, answered or deferred."""
     signature: tuple[Any, ...] | None = None
     """Of the last lookup, if it was deferred: identical ones are coalesced."""
     attempts: int = 0
     admitted: bool = False
     served: int = 0
     other_connector: bool = False
+    case: Case | None = None
+    """What the judgement was made from; what it says of chunks' states moves on."""
     judgement: Any = None
+    unwritten: tuple[int, int] | None = None
+    """``(kv_group, chunk)`` that was stored after the end with a slot never written."""
     deferred_since_ns: int | None = None
     deferral_ns: int = 0
     next_deferral_ns: int = 0
@@ -61,6 +68,16 @@ class OpenRequest:
     emit_at_ns: int = 0
     pending_jobs: int = 0
     preemptions: int = 0
+    local_tokens: int | None = None
+    """Tokens that the GPU cache covered, by vLLM's own account."""
+    other_tokens: int = 0
+    """Tokens that another connector loaded for it."""
+    started: int | None = None
+    """Tokens behind which the model runner began to compute."""
+    tiers: dict[str, int] = field(default_factory=dict)
+    ghost_chunks: int = 0
+    ghost_distance: int = 0
+    reuse_distance: int | None = None
 
     @property
     def request_id(self) -> str:

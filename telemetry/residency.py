@@ -130,12 +130,16 @@ class Residency:
         self._note(keys, State.UNKNOWN if self.unknown else state)
         self._bound()
 
-    def confirmed(self, keys: Iterable[bytes]) -> None:
-        """Note chunks that a lookup found: resident, whatever was lost before."""
+    def confirmed(self, keys: Iterable[bytes]) -> int:
+        """Note chunks that a lookup found; returns how many were not known to be resident."""
+        found = 0
         for key in keys:
             if self._live.get(key) is not State.RESIDENT:
                 self._insert(key, State.RESIDENT)
-        self._bound()
+                found += 1
+        if found:
+            self._bound()
+        return found
 
     def reset(self) -> None:
         """Replay ``reset_cache``: the tier is empty and old KV data is void."""

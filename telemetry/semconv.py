@@ -109,6 +109,32 @@ class Fallback(_Str):
     INVARIANT = "invariant"
 
 
+class Source(_Str):
+    """Where the KV data of a prompt's tokens came from."""
+
+    LOCAL = "local"
+    OFFLOAD = "offload"
+    COMPUTED = "computed"
+
+
+class Tier(_Str):
+    """Which offload tier tokens were loaded from (vLLM's ``CacheHitSource``)."""
+
+    HOST = "host"
+    P2P = "p2p"
+    DISK = "disk"
+    EXTERNAL_UNSPECIFIED = "external_unspecified"
+
+
+class Identity(_Str):
+    """What has to add up; see ``telemetry/identities.py``."""
+
+    REQUEST_TOKENS = "request_tokens"
+    HITS_WITHIN_QUERIES = "hits_within_queries"
+    BOUNDARY_WITHIN_HITS = "boundary_within_hits"
+    STORED_CHUNKS = "stored_chunks"
+
+
 class IncidentKind(_Str):
     """What a detector can report (design, section 7)."""
 
@@ -141,6 +167,10 @@ LABEL_VERDICT: Final = "verdict"
 LABEL_CAUSE: Final = "cause"
 LABEL_DIRECTION: Final = "direction"
 LABEL_REASON: Final = "reason"
+LABEL_SOURCE: Final = "source"
+LABEL_TIER: Final = "tier"
+LABEL_IDENTITY: Final = "identity"
+LABEL_CAPACITY: Final = "capacity"
 GROUP_LABELS: Final = (LABEL_GROUP, LABEL_KIND)
 
 DIRECTION_STORE: Final = "store"
@@ -156,6 +186,10 @@ LOOKUP_BUCKETS: Final = (
 TRANSFER_BUCKETS: Final = (
     1e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60,
 )  # fmt: skip
+DISTANCE_BUCKETS: Final = (16.0, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304)
+RATIO_BUCKETS: Final = (0.0, 0.1, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7, 15)
+CAPACITY_MULTIPLES: Final = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Capacities, in multiples of the engine's own, for which the hit ratio is estimated."""
 DEFERRAL_BUCKETS: Final = (1e-3, 1e-2, 0.1, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600)
 
 
@@ -181,6 +215,12 @@ class Metric:
     def exposed_name(self) -> str:
         """Name in the exposition: counters get ``_total`` from the client."""
         return f"{self.name}_total" if self.type == "counter" else self.name
+
+    @property
+    def otel_name(self) -> str:
+        """Name over OTLP, where the unit is a field of its own: ``kvlens.reload_latency``."""
+        name = self.name.replace("_", ".", 1)
+        return name.removesuffix("_seconds") if self.type == "histogram" else name
 
 
 def _group(name: str, type_: MetricType, help_: str, unit: str) -> Metric:
@@ -223,6 +263,10 @@ EVICTED_CHUNKS: Final = _group(
     "kvlens_evicted_chunks", "counter", "Chunks evicted from the offload tier to make room.",
     "{chunk}",
 )  # fmt: skip
+RESET_CHUNKS: Final = _group(
+    "kvlens_reset_chunks", "counter", "Resident chunks given up when the tier was emptied.",
+    "{chunk}",
+)  # fmt: skip
 EXPECTED_TOKENS: Final = Metric(
     "kvlens_expected_tokens", "counter",
     "Tokens that offloading should have served had every computed chunk been stored and kept.",
@@ -239,6 +283,52 @@ LOST_TOKENS: Final = Metric(
     "kvlens_lost_tokens", "counter", "Tokens recomputed that should have been served, by cause.",
     "{token}", (LABEL_CAUSE,), (_closed(Cause),),
 )  # fmt: skip
+PROMPT_TOKENS: Final = Metric(
+    "kvlens_prompt_tokens", "counter",
+    "Prompt tokens of requests that ran, by where their KV data came from.", "{token}",
+    (LABEL_SOURCE,), (_closed(Source),),
+)  # fmt: skip
+TIER_TOKENS: Final = Metric(
+    "kvlens_tier_tokens", "counter", "Tokens loaded, by the tier they came from.", "{token}",
+    (LABEL_TIER,), (_closed(Tier),),
+)  # fmt: skip
+EVICTED_TOKENS: Final = Metric(
+    "kvlens_evicted_tokens", "counter",
+    "Tokens computed again because capacity had evicted their chunks.", "{token}",
+)  # fmt: skip
+LOST_GPU_SECONDS: Final = Metric(
+    "kvlens_lost_gpu_seconds", "counter",
+    "Device time spent on computing again what could have been loaded, by cause.", "s",
+    (LABEL_CAUSE,), (_closed(Cause),),
+)  # fmt: skip
+PREFILL_RATE: Final = Metric(
+    "kvlens_prefill_tokens_per_second", "gauge",
+    "Prompt tokens that this engine computes per second of a prefill step.", "{token}/s",
+)  # fmt: skip
+GHOST_CHUNKS: Final = _group(
+    "kvlens_ghost_chunks", "counter", "Chunks stored again after the tier had evicted them.",
+    "{chunk}",
+)  # fmt: skip
+GHOST_DISTANCE: Final = Metric(
+    "kvlens_ghost_distance_ratio", "histogram",
+    "Chunks evicted between a chunk's eviction and its return, in multiples of the capacity.",
+    "1", (), (), RATIO_BUCKETS,
+)  # fmt: skip
+REUSE_DISTANCE: Final = Metric(
+    "kvlens_reuse_distance_chunks", "histogram",
+    "Distinct chunks used between two uses of the same one; a uniform sample of chunks.",
+    "{chunk}", (), (), DISTANCE_BUCKETS,
+)  # fmt: skip
+HIT_RATIO: Final = Metric(
+    "kvlens_hit_ratio", "gauge",
+    "Estimated share of chunk uses that a tier of this many times the capacity would serve.",
+    "1", (LABEL_CAPACITY,), (tuple(f"{multiple:g}" for multiple in CAPACITY_MULTIPLES),),
+)  # fmt: skip
+IDENTITY_VIOLATIONS: Final = Metric(
+    "kvlens_identity_violations", "counter",
+    "Numbers of kvlens that should add up and do not.", "{violation}",
+    (LABEL_IDENTITY,), (_closed(Identity),),
+)  # fmt: skip
 VETOES: Final = _group(
     "kvlens_vetoes", "counter", "Lookups that this group brought to zero.", "{lookup}"
 )
@@ -252,6 +342,10 @@ DROPPED_FACTS: Final = Metric(
 DROPPED_SPANS: Final = Metric(
     "kvlens_dropped_spans", "counter",
     "Spans dropped because the OTLP endpoint did not take them in time.", "{span}",
+)  # fmt: skip
+DROPPED_RECORDS: Final = Metric(
+    "kvlens_dropped_records", "counter",
+    "Request records that the flight recorder could not write in time.", "{record}",
 )  # fmt: skip
 LOOKUP_WIDTH: Final = _group(
     "kvlens_lookup_width_chunks", "histogram", "Chunks queried of a group in one lookup.",
@@ -303,8 +397,10 @@ GROUP_INFO: Final = Metric(
 
 METRICS: Final[tuple[Metric, ...]] = (
     LOOKUPS, REQUESTS, POPS, STORED_CHUNKS, SERVED_CHUNKS, HELD_BACK_CHUNKS, REFUSED_CHUNKS,
-    EVICTED_CHUNKS, EXPECTED_TOKENS, SERVABLE_TOKENS, SERVED_TOKENS, LOST_TOKENS, VETOES,
-    OBSERVER_ERRORS, DROPPED_FACTS, DROPPED_SPANS, LOOKUP_WIDTH, LOOKUP_HITS, LOOKUP_SECONDS,
+    EVICTED_CHUNKS, RESET_CHUNKS, EXPECTED_TOKENS, SERVABLE_TOKENS, SERVED_TOKENS, LOST_TOKENS,
+    PROMPT_TOKENS, TIER_TOKENS, EVICTED_TOKENS, LOST_GPU_SECONDS, PREFILL_RATE, GHOST_CHUNKS,
+    GHOST_DISTANCE, REUSE_DISTANCE, HIT_RATIO, IDENTITY_VIOLATIONS, VETOES, OBSERVER_ERRORS,
+    DROPPED_FACTS, DROPPED_SPANS, DROPPED_RECORDS, LOOKUP_WIDTH, LOOKUP_HITS, LOOKUP_SECONDS,
     RELOAD_LATENCY, TRANSFER_SECONDS, DEFERRAL_SECONDS, RESIDENT_CHUNKS, CAPACITY_CHUNKS,
     DEFERRED_REQUESTS, LOOKUP_FALLBACK, INFO, GROUP_INFO,
 )  # fmt: skip
@@ -347,6 +443,9 @@ ATTR_SERVED_TOKENS: Final = "kvlens.tokens.served"
 ATTR_SERVABLE_TOKENS: Final = "kvlens.tokens.servable"
 ATTR_EXPECTED_TOKENS: Final = "kvlens.tokens.expected"
 ATTR_LOST_TOKENS: Final = "kvlens.tokens.lost"
+ATTR_COMPUTED_TOKENS: Final = "kvlens.tokens.computed"
+ATTR_EVICTED_TOKENS: Final = "kvlens.tokens.evicted"
+ATTR_LOST_GPU_SECONDS: Final = "kvlens.lost_gpu_seconds"
 ATTR_VETOING_GROUP: Final = "kvlens.vetoing_group"
 ATTR_GROUPS: Final = "kvlens.groups"
 ATTR_GROUP_WIDTHS: Final = "kvlens.groups.width"

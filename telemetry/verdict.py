@@ -27,11 +27,17 @@ UNRESOLVED_SECONDS = 1.0
 
 def judge(case: Case) -> Judgement:
     """Judge one request."""
-    said = _did_not_read(case) or _unsafe(case) or _stalled(case)
-    if said is None:
-        said = _by_numbers(case)
-        if case.unwritten is not None:
-            said = _unwritten(case, case.unwritten, said)
+    said = _did_not_read(case) or _unsafe(case) or _stalled(case) or _by_numbers(case)
+    return judge_store(case, said)
+
+
+def judge_store(case: Case, said: Judgement) -> Judgement:
+    """``said`` of a request, unless it stored a chunk that is not safe to reuse.
+
+    That is known only once the request has ended; what it was served, long before.
+    """
+    if case.unwritten is not None and said.verdict is not Verdict.UNSAFE:
+        said = _unwritten(case, case.unwritten, said)
     if said.cause is not None and not said.next_step:
         said = replace(said, next_step=next_step(said.cause, _facts(case, said)))
     return said
@@ -210,9 +216,9 @@ def _evicted(case: Case, tokens: int) -> Judgement:
         f"back: the prompt needs {case.slots:,} slots of {pool}, and {gone:,} of its chunks had to "
         f"make room for others."
     )
-    return _judgement(
-        case, Verdict.EVICTED, summary[0].upper() + summary[1:], Cause.CAPACITY, evidence=evidence
-    )
+    summary = summary[0].upper() + summary[1:]
+    said = _judgement(case, Verdict.EVICTED, summary, Cause.CAPACITY, evidence=evidence)
+    return replace(said, evicted=tokens)
 
 
 def _remainder(case: Case, verdict: Verdict, summary: str) -> Judgement:
@@ -268,7 +274,11 @@ def _unwritten(case: Case, where: tuple[int, int], said: Judgement) -> Judgement
     )
     evidence = {"kv_group": kv_group, "chunk": chunk, "unwritten_token": (chunk + 1) * size,
                 "verdict_otherwise": str(said.verdict)}  # fmt: skip
-    return _judgement(case, Verdict.UNSAFE, summary, Cause.UNWRITTEN_SLOT, evidence=evidence)
+    unsafe = _judgement(case, Verdict.UNSAFE, summary, Cause.UNWRITTEN_SLOT, evidence=evidence)
+    return replace(
+        unsafe, servable=said.servable, expected=said.expected,
+        lost_at_lookup=said.lost_at_lookup, lost_at_store=said.lost_at_store,
+    )  # fmt: skip
 
 
 def _losses(case: Case) -> tuple[int, int]:

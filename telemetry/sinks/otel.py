@@ -47,6 +47,9 @@ def traces_url(endpoint: str | None) -> str | None:
 class SpanSink:
     """Turns records into spans; nothing here waits for the receiver."""
 
+    sampled = True
+    dropped_metric = semconv.DROPPED_SPANS
+
     def __init__(self, info: EngineInfo, queue: ExportQueue) -> None:
         self._info = info
         self._queue = queue
@@ -194,7 +197,11 @@ def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         semconv.ATTR_SERVABLE_TOKENS: record.servable_tokens,
         semconv.ATTR_EXPECTED_TOKENS: record.expected_tokens,
         semconv.ATTR_LOST_TOKENS: record.lost_tokens,
+        semconv.ATTR_EVICTED_TOKENS: record.evicted_tokens,
+        semconv.ATTR_LOST_GPU_SECONDS: record.lost_gpu_seconds,
     }
+    if record.computed_tokens is not None:
+        attributes[semconv.ATTR_COMPUTED_TOKENS] = record.computed_tokens
     if record.cause is not None:
         attributes[semconv.ATTR_CAUSE] = record.cause
     if record.vetoing_group is not None:

@@ -44,7 +44,8 @@ def blocks(*tables):
 
 def step(**changes):
     values = {
-        "num_scheduled_tokens": {}, "finished_req_ids": set(), "preempted_req_ids": None,
+        "num_scheduled_tokens": {}, "total_num_scheduled_tokens": 0,
+        "finished_req_ids": set(), "preempted_req_ids": None,
         "scheduled_new_reqs": [], "kv_cache_block_copies": None,
         "kv_connector_block_state": None,
         "scheduled_cached_reqs": SimpleNamespace(
@@ -131,6 +132,53 @@ def test_reset_and_preemption_are_seen(observed):
     scheduler.reset_cache()
     assert sink.of(facts.PREEMPTED)[0].request_ids == ("gone",)
     assert len(sink.of(facts.RESET)) == 1
+
+
+def test_where_computing_starts_and_how_long_a_step_takes(observed):
+    scheduler, sink = observed
+    new = [SimpleNamespace(req_id="a", num_computed_tokens=128, block_ids=([], []))]
+    prefill = step(num_scheduled_tokens={"a": 128}, total_num_scheduled_tokens=128)
+    decode = step(num_scheduled_tokens={"a": 1}, total_num_scheduled_tokens=1)
+    observer = scheduler.observer
+    for output in (prefill, decode, step()):  # the last computes nothing: no output is awaited
+        observer.scheduled(SimpleNamespace(store_jobs={}), output, scheduler)
+    observer.scheduled(SimpleNamespace(store_jobs={}), step(scheduled_new_reqs=new), scheduler)
+    for _ in range(3):
+        observer.stepped()
+    (timed,) = sink.of(facts.STEP)
+    assert timed.tokens == 127
+    assert timed.seconds > 0
+    assert [fact.requests for fact in sink.of(facts.STARTED)] == [[("a", 128)]]
+
+
+def test_vllms_own_account_of_an_admission(observed):
+    scheduler, sink = observed
+    request = Request("a", 130)
+    add(scheduler, request)
+    account = {"num_prompt_tokens": 130, "num_local_cached_tokens": 40}
+    request.prefill_stats = SimpleNamespace(**account, num_external_cached_tokens=64)
+    request.num_preemptions = 0
+    served(scheduler, request)
+    scheduler.update_state_after_alloc(request, blocks([], []), 0)
+    request.num_preemptions = 1
+    scheduler.update_state_after_alloc(request, blocks([], []), 0)
+    first, again = sink.of(facts.ADMITTED)
+    assert (first.local_tokens, first.other_tokens) == (40, 64)
+    assert (again.local_tokens, again.other_tokens) == (None, 0)
+
+
+def test_the_tiers_are_seen_where_vllm_asks_for_them(observed):
+    scheduler, sink = observed
+    if not hasattr(scheduler, "get_external_cache_hit_sources"):
+        pytest.skip("this vLLM has none")
+    store_all(scheduler, Request("old", 130))
+    request = Request("new", 130)
+    assert served(scheduler, request) == 128
+    scheduler.update_state_after_alloc(request, blocks(range(1, 9), [0, 9]), 128)
+    answer = scheduler.get_external_cache_hit_sources(request, 128)
+    (tiers,) = sink.of(facts.TIERS)
+    assert (tiers.request_id, tiers.tokens) == ("new", {"host": 128})
+    assert {tier.value: count for tier, count in answer.items()} == tiers.tokens
 
 
 def test_the_manager_is_asked_nothing_by_us(observed):

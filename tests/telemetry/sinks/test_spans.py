@@ -69,7 +69,8 @@ def test_spans_of_a_request():
         "gen_ai.request.id": "b", "gen_ai.request.model": "tiny", "kvlens.verdict": "full",
         "kvlens.confidence": "certain", "kvlens.tokens.prompt": 130, "kvlens.tokens.local": 0,
         "kvlens.tokens.served": 128, "kvlens.tokens.servable": 128,
-        "kvlens.tokens.expected": 128, "kvlens.tokens.lost": 0,
+        "kvlens.tokens.expected": 128, "kvlens.tokens.lost": 0, "kvlens.tokens.evicted": 0,
+        "kvlens.lost_gpu_seconds": 0.0,
     }  # fmt: skip
     assert child_of_client.start_time == int(served.arrival_time * 1e9)
     assert child_of_client.end_time == int(served.finish_time * 1e9)
