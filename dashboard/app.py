@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 
-from kvlens.dashboard.api import health, routes, stream
+from kvlens.dashboard.api import actions, health, routes, stream
 from kvlens.dashboard.api.deps import Services
 from kvlens.dashboard.api.hub import Hub
 from kvlens.dashboard.api.security import Security
@@ -49,7 +49,7 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
         store = make_store(settings)
         try:
             metrics = SelfMetrics()
-            hub = Hub(metrics, settings.stream_queue)
+            hub = Hub(metrics, settings.stream_queue, store.handling)
             detection = Detection(
                 default_detectors(settings), store, hub.incident, metrics.errors.inc
             )
@@ -72,7 +72,7 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     )
     app.add_middleware(Security, settings=settings)
     app.add_exception_handler(RequestValidationError, _invalid)
-    for router in (ingest.router, stream.router, routes.router, health.router, web):
+    for router in (ingest.router, stream.router, actions.router, routes.router, health.router, web):
         app.include_router(router)
     return app
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvlens.dashboard.api.shapes import engine_json, request_summary
+from kvlens.dashboard.api.shapes import Handlings, engine_json, incidents_json, request_summary
 from kvlens.dashboard.detect.base import OPEN, Incident
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.store.base import Engine
@@ -70,10 +70,19 @@ class Client:
 class Hub:
     """All clients of one application. Implements ``Writer``'s audience."""
 
-    def __init__(self, metrics: SelfMetrics, limit: int) -> None:
-        """``limit`` is the number of request events kept per client."""
+    def __init__(
+        self,
+        metrics: SelfMetrics,
+        limit: int,
+        handling: Handlings,
+    ) -> None:
+        """``limit`` is the number of request events kept per client.
+
+        ``handling`` tells what people did about incidents.
+        """
         self._metrics = metrics
         self._limit = limit
+        self._handling = handling
         self._clients: set[Client] = set()
         self._open: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,10 +115,11 @@ class Hub:
     # --- called on the writer thread --------------------------------------------
 
     def incident(self, incident: Incident) -> None:
-        """Tell that an incident opened, changed or closed."""
+        """Tell that an incident opened, changed or closed, or that somebody acted on it."""
         (self._open.add if incident.state == OPEN else self._open.discard)(incident.id)
         if self._clients:
-            self._send(INCIDENT, [(incident.id, msgspec.json.encode(incident).decode())])
+            (fields,) = incidents_json([incident], self._handling)
+            self._send(INCIDENT, [(incident.id, msgspec.json.encode(fields).decode())])
 
     def engine(self, engine: Engine) -> None:
         """Tell that an engine sent something."""

@@ -94,6 +94,13 @@ class IncidentFilter(_Params):
     limit: int = Field(200, ge=1, le=MAX_LIMIT, description="Newest so many")
 
 
+class AuditPage(_Params):
+    """A page of the audit log."""
+
+    before: Time | None = Field(None, description="Earlier than this: next_before of the page")
+    limit: int = Field(200, ge=1, le=MAX_LIMIT, description="Entries per page")
+
+
 class SeriesRange(_Params):
     """What a chart shows."""
 

@@ -18,7 +18,7 @@ from kvlens.dashboard.api.params import (
     RequestPage,
     SeriesRange,
 )
-from kvlens.dashboard.api.shapes import JSON, engine_json, point_json
+from kvlens.dashboard.api.shapes import JSON, engine_json, incidents_json, point_json
 from kvlens.dashboard.store.base import Page, RequestQuery, Store
 
 router = APIRouter(prefix="/api/v1", tags=["read"], default_response_class=JSON)
@@ -45,7 +45,8 @@ def engine(ident: str, services: ServicesDep) -> JSON:
 @router.get("/incidents", summary="Incidents, newest first")
 def incidents(params: Annotated[IncidentFilter, Query()], services: ServicesDep) -> JSON:
     """Return open and closed ones unless ``state`` is given."""
-    return JSON({"incidents": services.store.incidents(params.state, limit=params.limit)})
+    found = services.store.incidents(params.state, limit=params.limit)
+    return JSON({"incidents": incidents_json(found, services.store.handling)})
 
 
 @router.get("/incidents/{ident:path}", summary="One incident")
@@ -54,7 +55,7 @@ def incident(ident: str, services: ServicesDep) -> JSON:
     found = services.store.incident(ident)
     if found is None:
         raise HTTPException(404, f"there is no incident {ident!r}")
-    return JSON(found)
+    return JSON(incidents_json([found], services.store.handling)[0])
 
 
 @router.get("/requests", summary="Finished requests, newest first")

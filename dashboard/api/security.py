@@ -28,6 +28,9 @@ _HEADERS: Final = {
 }
 _OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
 _INGEST_PREFIX: Final = "/v1/"
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+MAX_ACTION_BYTES: Final = 64 * 1024
+"""Largest body of a request that is not OTLP."""
 _LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -58,7 +61,8 @@ class Security:
                     headers.setdefault(name, value)
             await send(message)
 
-        refusal = self._refusal(scope["path"], Headers(scope=scope))
+        headers = Headers(scope=scope)
+        refusal = self._refusal(scope["path"], headers) or _unsafe(scope, headers)
         await (refusal or self._app)(scope, receive, secured)
 
     def _refusal(self, path: str, headers: Headers) -> PlainTextResponse | None:
@@ -81,6 +85,37 @@ class Security:
             401,
             {"WWW-Authenticate": scheme},
         )
+
+
+def _unsafe(scope: Scope, headers: Headers) -> PlainTextResponse | None:
+    """Refuse to act for another site's page, and bodies that no action needs.
+
+    A browser adds a Basic token, and reaches loopback, for any page that asks.
+    """
+    if scope["method"] in _SAFE_METHODS or scope["path"].startswith(_INGEST_PREFIX):
+        return None
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    foreign = site not in (None, "same-origin", "none")
+    if foreign or (origin is not None and origin.partition("://")[2] != headers.get("host")):
+        return PlainTextResponse("only the dashboard's own pages may act in a browser\n", 403)
+    length = headers.get("content-length", "")
+    if not length.isdecimal():
+        return PlainTextResponse("send the body with a Content-Length\n", 411)
+    if int(length) > MAX_ACTION_BYTES:
+        return PlainTextResponse(f"the body is larger than {MAX_ACTION_BYTES:,} bytes\n", 413)
+    return None
+
+
+def user_name(headers: Headers) -> str:
+    """User name of Basic authentication, empty without; at most 128 printable characters."""
+    scheme, _, value = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        name = base64.b64decode(value.strip(), validate=True).partition(b":")[0].decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""
+    return "".join(filter(str.isprintable, name)).strip()[:128]
 
 
 def _secret(token: SecretStr | None) -> bytes | None:

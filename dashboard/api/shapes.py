@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
 from fastapi import Response
 
+from kvlens.dashboard.detect.base import Incident
+from kvlens.dashboard.store.actions import Handling
 from kvlens.dashboard.store.base import Engine, Point, Totals
 from kvlens.dashboard.store.rollup import quantile
 from kvlens.telemetry.records import RequestRecord
@@ -51,6 +54,20 @@ def engine_json(engine: Engine, now: float) -> dict[str, Any]:
         "totals": totals_json(engine.totals),
         "open_incidents": engine.open_incidents,
     }
+
+
+Handlings = Callable[[Sequence[str]], dict[str, Handling]]
+"""What people did about incidents, by id: a store's ``handling``."""
+
+
+def incidents_json(incidents: Iterable[Incident], handling: Handlings) -> list[dict[str, Any]]:
+    """Fields of each Incident, and what people did about it as ``handling``."""
+    by_id = {incident.id: incident for incident in incidents}
+    done = handling(list(by_id))
+    return [
+        {**msgspec.to_builtins(incident), "handling": done[ident]}
+        for ident, incident in by_id.items()
+    ]
 
 
 def totals_json(totals: Totals) -> dict[str, Any]:

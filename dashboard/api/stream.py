@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter, Request
@@ -19,7 +19,8 @@ from starlette.concurrency import run_in_threadpool
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.api.hub import INCIDENT, Client, Event
-from kvlens.dashboard.detect.base import OPEN, Incident
+from kvlens.dashboard.api.shapes import incidents_json
+from kvlens.dashboard.detect.base import OPEN
 
 router = APIRouter(prefix="/api/v1", tags=["read"])
 RETRY_MS: Final = 2000
@@ -62,13 +63,14 @@ async def _live(client: Client) -> AsyncIterator[Event]:
         await asyncio.sleep(_PACE)
 
 
-def _missed(services: Services, since: float | None) -> list[Incident]:
+def _missed(services: Services, since: float | None) -> list[dict[str, Any]]:
     """Oldest first: open incidents and, if ``since`` is given, those changed after it."""
     found = {incident.id: incident for incident in services.store.incidents(OPEN)}
     if since is not None:
         for incident in services.store.incidents(changed_since=since - _OVERLAP):
             found[incident.id] = incident
-    return sorted(found.values(), key=lambda incident: incident.opened_at)
+    oldest_first = sorted(found.values(), key=lambda incident: incident.opened_at)
+    return incidents_json(oldest_first, services.store.handling)
 
 
 def _message(event: Event) -> ServerSentEvent:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, Protocol
 
+from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.store.base import Appended, Batch, Engine, Store, StoreError
@@ -34,13 +35,16 @@ class Busy(RuntimeError):
 
 
 class Audience(Protocol):
-    """Who hears of requests and engines; called on the writer thread, must not block."""
+    """Who hears of requests, engines and actions; called on the writer thread, must not block."""
 
     def requests(self, records: Sequence[RequestRecord]) -> None:
         """Requests that were just stored."""
 
     def engine(self, engine: Engine) -> None:
         """An engine that sent something."""
+
+    def incident(self, incident: Incident) -> None:
+        """An incident about which somebody did something."""
 
 
 _Item = tuple[Batch, "Future[None]"]
@@ -67,6 +71,7 @@ class Writer:
         self._working_lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="kvlens-writer", daemon=True)
         self._touched: set[str] = set()
+        self._acted_on: set[str] = set()
         self._next_news = 0.0
         self._next_maintenance = 0.0
         metrics.queue.set_function(lambda: self._working)
@@ -161,6 +166,7 @@ class Writer:
         self._touched |= appended.touched
         self._detect(group, appended)
         self._audience.requests([record for _, record in appended.records])
+        self._acted_on.update(appended.acted_on)
 
     def _detect(self, group: list[_Item], appended: Appended) -> None:
         engines = {info.incarnation_id: info for batch, _ in group for info, _ in batch.engines}
@@ -174,6 +180,9 @@ class Writer:
         now = time.monotonic()
         if idle or last:
             self._detection.flush()
+        while self._acted_on:
+            if (incident := self._store.incident(self._acted_on.pop())) is not None:
+                self._audience.incident(incident)
         if now >= self._next_news or last:
             self._next_news = now + _TICK
             for incarnation in self._touched:

@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
+import msgspec
+
+from kvlens.dashboard.store.actions import Action
 from kvlens.dashboard.store.base import Appended, Batch, EngineEvent, Row
 from kvlens.dashboard.store.rollup import counters
 from kvlens.dashboard.store.schema import FLEET
@@ -36,6 +39,8 @@ ON CONFLICT DO UPDATE SET value = value + excluded.value"""
 _TOTAL: Final = """
 INSERT INTO totals VALUES (?, ?, ?)
 ON CONFLICT DO UPDATE SET value = value + excluded.value"""
+
+_ACTION: Final = "INSERT OR IGNORE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
 
 @contextmanager
@@ -80,6 +85,7 @@ class Appender:
         ended: list[tuple[str, float]] = []
         newest: dict[str, float] = {}
         sums: Counter[tuple[int, int, str]] = Counter()
+        acted_on: list[str] = []
         rows = 0
         for batch in batches:
             for info, time in batch.engines:
@@ -93,12 +99,13 @@ class Appender:
                     self._sum(sums, row.record)
             for event in batch.events:
                 ended += self._event(event)
+            acted_on += map(self._act, batch.actions)
         self._db.executemany(
             "UPDATE engines SET last_seen = max(last_seen, ?) WHERE incarnation_id = ?",
             [(time, incarnation) for incarnation, time in newest.items()],
         )
         self._flush(sums)
-        return Appended(records, rows - len(records), frozenset(newest), ended)
+        return Appended(records, rows - len(records), frozenset(newest), ended, acted_on)
 
     def _register(self, info: EngineInfo, time: float) -> list[tuple[str, float]]:
         known = self._infos.get(info.incarnation_id)
@@ -156,6 +163,15 @@ class Appender:
             (event.time, STOPPED, event.incarnation_id),
         )
         return [(event.incarnation_id, event.time)] if cursor.rowcount else []
+
+    def _act(self, action: Action) -> str:
+        """Log an action; its incident has changed for whoever follows incidents."""
+        self._db.execute(_ACTION, msgspec.structs.astuple(action))
+        self._db.execute(
+            "UPDATE incidents SET changed_at = max(changed_at, ?) WHERE id = ?",
+            (action.time, action.incident_id),
+        )
+        return action.incident_id
 
     def _sum(self, sums: Counter[tuple[int, int, str]], record: RequestRecord) -> None:
         number, minute = self._numbers[record.incarnation_id], int(record.finish_time // 60)

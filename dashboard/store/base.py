@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from kvlens.dashboard.detect.base import Incident
+from kvlens.dashboard.store.actions import Action, Handling
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 
@@ -43,6 +44,7 @@ class Batch(NamedTuple):
     """Who sent it, each with the newest time that it reported."""
     events: Sequence[EngineEvent] = ()
     rows: Sequence[Row] = ()
+    actions: Sequence[Action] = ()
 
 
 class Appended(NamedTuple):
@@ -55,6 +57,8 @@ class Appended(NamedTuple):
     """Incarnations that sent something."""
     ended: Sequence[tuple[str, float]]
     """Incarnations that ended with this call, and when."""
+    acted_on: Sequence[str] = ()
+    """Incidents about which somebody did something."""
 
 
 class Totals(msgspec.Struct, kw_only=True):
@@ -164,6 +168,12 @@ class Store(Protocol):
 
     def incident(self, ident: str) -> Incident | None:
         """By id."""
+
+    def handling(self, idents: Sequence[str]) -> dict[str, Handling]:
+        """What people did about each of these incidents, by id."""
+
+    def actions(self, before: float | None = None, limit: int = 200) -> list[Action]:
+        """Return the audit log, newest first: entries with a time below ``before``."""
 
     def requests(self, query: RequestQuery) -> Page:
         """One page; raises ``ValueError`` for a cursor that is not ours."""

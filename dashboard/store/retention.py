@@ -83,4 +83,5 @@ class Retention:
                 "DELETE FROM incidents WHERE state = 'closed' AND closed_at < ?",
                 (now - self._limits.request_age,),
             )
+            self._db.execute("DELETE FROM actions WHERE time < ?", (now - self._limits.rollup_age,))
             self._db.execute("PRAGMA optimize").fetchall()

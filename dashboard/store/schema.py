@@ -95,6 +95,21 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE checkpoint (only INTEGER PRIMARY KEY CHECK (only = 1), seq INTEGER NOT NULL);
     INSERT INTO checkpoint VALUES (1, 0);
     """,
+    """
+    -- Columns in the order of store.actions.Action.
+    CREATE TABLE actions (
+        id TEXT PRIMARY KEY,
+        incident_id TEXT NOT NULL,
+        time REAL NOT NULL,
+        kind TEXT NOT NULL,
+        who TEXT NOT NULL,
+        address TEXT NOT NULL,
+        text TEXT NOT NULL,
+        until REAL
+    ) WITHOUT ROWID;
+    CREATE INDEX actions_by_incident ON actions (incident_id, time);
+    CREATE INDEX actions_by_time ON actions (time);
+    """,
 )
 """Script ``n`` takes a file from ``user_version`` n to n + 1; never edited once released."""
 

@@ -18,6 +18,7 @@ import msgspec
 
 from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.store import schema
+from kvlens.dashboard.store.actions import Action, Handling, by_incident
 from kvlens.dashboard.store.append import Appender, transaction
 from kvlens.dashboard.store.base import (
     Appended,
@@ -160,6 +161,26 @@ class SqliteStore:
             row = db.execute("SELECT body FROM incidents WHERE id = ?", (ident,)).fetchone()
         return None if row is None else _incident_decoder.decode(row[0])
 
+    def handling(self, idents: Sequence[str]) -> dict[str, Handling]:
+        """What people did about each of these incidents, by id."""
+        with self._reader() as db:
+            rows = db.execute(
+                f"SELECT * FROM actions WHERE incident_id IN ({','.join('?' * len(idents))})"
+                " ORDER BY time, id",
+                idents,
+            ).fetchall()
+        return by_incident(idents, map(_action, rows))
+
+    def actions(self, before: float | None = None, limit: int = 200) -> list[Action]:
+        """Return the audit log, newest first: entries with a time below ``before``."""
+        with self._reader() as db:
+            rows = db.execute(
+                "SELECT * FROM actions WHERE ?1 IS NULL OR time < ?1"
+                " ORDER BY time DESC, id DESC LIMIT ?2",
+                (before, limit),
+            ).fetchall()
+        return [_action(row) for row in rows]
+
     def requests(self, query: RequestQuery) -> Page:
         """One page; raises ``ValueError`` for a cursor that is not ours."""
         with self._reader() as db:
@@ -217,6 +238,10 @@ class SqliteStore:
             yield reader
         finally:
             self._readers.put(reader)
+
+
+def _action(row: tuple[Any, ...]) -> Action:
+    return Action(**dict(zip(Action.__struct_fields__, row, strict=True)))
 
 
 def _engine(db: sqlite3.Connection, row: tuple[Any, ...]) -> Engine:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Sequence
 
 import factory
 import msgspec
@@ -11,8 +12,13 @@ from kvlens.dashboard.api.hub import Client, Event, Hub
 from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.zero_hit import ZeroHit
 from kvlens.dashboard.selfmetrics import SelfMetrics
+from kvlens.dashboard.store.actions import Handling
 
 INFO = factory.engine()
+
+
+def unhandled(idents: Sequence[str]) -> dict[str, Handling]:
+    return dict.fromkeys(idents, Handling())
 
 
 def incident(count: int = 3) -> Incident:
@@ -40,7 +46,7 @@ def test_coalesced_bounded_and_counted() -> None:
     value = metrics.registry.get_sample_value
 
     async def scenario() -> list[Event]:
-        hub = Hub(metrics, limit=2)
+        hub = Hub(metrics, limit=2, handling=unhandled)
         hub.bind([])
         client = hub.join()
         assert value("kvlens_dashboard_stream_clients") == 1
@@ -71,7 +77,7 @@ def test_open_incidents_are_counted_without_clients() -> None:
     metrics = SelfMetrics()
 
     async def scenario() -> None:
-        hub = Hub(metrics, limit=2)
+        hub = Hub(metrics, limit=2, handling=unhandled)
         hub.bind([incident()])
         from_thread((hub.incident, msgspec.structs.replace(incident(), state="closed")))
 
@@ -81,7 +87,7 @@ def test_open_incidents_are_counted_without_clients() -> None:
 
 def test_close_wakes_and_ends_clients() -> None:
     async def scenario() -> tuple[Client, Client]:
-        hub = Hub(SelfMetrics(), limit=2)
+        hub = Hub(SelfMetrics(), limit=2, handling=unhandled)
         hub.bind([])
         waiting = hub.join()
         task = asyncio.create_task(waiting.take())
@@ -97,7 +103,7 @@ def test_close_wakes_and_ends_clients() -> None:
 
 
 def test_publishing_after_the_loop_ended() -> None:
-    hub = Hub(SelfMetrics(), limit=2)
+    hub = Hub(SelfMetrics(), limit=2, handling=unhandled)
 
     async def scenario() -> Client:
         hub.bind([])

@@ -9,6 +9,7 @@ import pytest
 
 from kvlens.dashboard.detect.zero_hit import ZeroHit
 from kvlens.dashboard.store import retention
+from kvlens.dashboard.store.actions import Action
 from kvlens.dashboard.store.base import Batch, RequestQuery, Row
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.retention import Limits
@@ -63,11 +64,15 @@ def test_the_oldest_go_when_the_file_is_too_large(
 
 def test_sums_outlive_requests_but_not_for_ever(tmp_path: Path) -> None:
     store = filled(tmp_path, Limits(1.0, 1e6, 1 << 40), 5)
+    entry = Action(id="1", incident_id="i", time=NOW, kind="acknowledge", who="ana")
+    store.append([Batch(actions=[entry])])
     drain(store)
+    assert store.actions() == [entry]
     assert sum(p.requests["lost"] for p in store.series(NOW - 3600, NOW, 60, None)) == 5
     store.close()
     later = SqliteStore(str(tmp_path / "store.db"), Limits(1.0, 3600.0, 1 << 40))
     later.maintain(NOW + 8000)
+    assert later.actions() == []
     assert later.series(NOW - 3600, NOW, 60, None) == []
     assert later.engines()[0].totals.requests == {"lost": 5}
     later.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from kvlens.dashboard.detect.base import Incident, Scope
+from kvlens.dashboard.store.actions import Action, Handling
 from kvlens.dashboard.store.base import Batch, EngineEvent, RequestQuery, Row, StoreError
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
@@ -208,6 +210,30 @@ def test_detection_state(store: SqliteStore) -> None:
     assert store.incidents(changed_since=2**40) == []
     store.append([batch(A, [])])
     assert store.engines()[0].open_incidents == 1
+
+
+def test_actions_are_a_log_and_a_state(store: SqliteStore) -> None:
+    def action(ident: str, kind: str, at: float, about: str = "a") -> Action:
+        return Action(id=ident, incident_id=about, time=at, kind=kind, who="ana", until=at + 9)
+
+    first, second = action("1", "acknowledge", 10.0), action("2", "silence", 20.0)
+    appended = store.append([Batch(actions=[first]), Batch(actions=[second, first])])
+    assert list(appended.acted_on) == ["a", "a", "a"]
+    store.append([Batch(actions=[action("3", "annotate", 30.0, "b")])])
+    assert [entry.id for entry in store.actions()] == ["3", "2", "1"]
+    assert store.actions(before=30.0, limit=1) == [second]
+    handling = store.handling(["a", "c"])
+    assert (handling["a"].acknowledged_at, handling["a"].silenced_until) == (10.0, 29.0)
+    assert handling["c"] == Handling()
+    assert store.handling([]) == {}
+
+
+def test_an_action_is_a_change_of_its_incident(store: SqliteStore) -> None:
+    store.save_detection(1, [incident("a"), incident("b")], [])
+    later = time.time() + 100
+    entry = Action(id="1", incident_id="a", time=later, kind="acknowledge", who="ana")
+    store.append([Batch(actions=[entry])])
+    assert [item.id for item in store.incidents(changed_since=later)] == ["a"]
 
 
 def test_records_after(store: SqliteStore) -> None:
