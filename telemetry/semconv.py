@@ -210,6 +210,8 @@ class Metric:
     labels: tuple[str, ...] = ()
     values: tuple[tuple[str, ...], ...] = ()
     buckets: tuple[float, ...] | None = None
+    exemplars: bool = False
+    """Whether samples carry the trace id of their request, where the exposition allows."""
 
     @property
     def exposed_name(self) -> str:
@@ -357,21 +359,21 @@ LOOKUP_HITS: Final = _group(
 )  # fmt: skip
 LOOKUP_SECONDS: Final = Metric(
     "kvlens_lookup_seconds", "histogram", "Time of one offload lookup on the scheduler thread.",
-    "s", (), (), LOOKUP_BUCKETS,
+    "s", (), (), LOOKUP_BUCKETS, True,
 )  # fmt: skip
 RELOAD_LATENCY: Final = Metric(
     "kvlens_reload_latency_seconds", "histogram",
     "From allocation until the scheduler saw the load finished; without synchronous loads, which "
-    "are part of a step.", "s", (), (), TRANSFER_BUCKETS,
+    "are part of a step.", "s", (), (), TRANSFER_BUCKETS, True,
 )  # fmt: skip
 TRANSFER_SECONDS: Final = Metric(
     "kvlens_transfer_seconds", "histogram", "Device transfer time of one job.", "s",
-    (LABEL_DIRECTION,), ((DIRECTION_STORE, DIRECTION_LOAD),), TRANSFER_BUCKETS,
+    (LABEL_DIRECTION,), ((DIRECTION_STORE, DIRECTION_LOAD),), TRANSFER_BUCKETS, True,
 )  # fmt: skip
 DEFERRAL_SECONDS: Final = Metric(
     "kvlens_deferral_seconds", "histogram",
     "From a request's first deferred lookup until a lookup was answered.", "s", (), (),
-    DEFERRAL_BUCKETS,
+    DEFERRAL_BUCKETS, True,
 )  # fmt: skip
 RESIDENT_CHUNKS: Final = _group(
     "kvlens_resident_chunks", "gauge", "Chunks resident in the offload tier.", "{chunk}"
