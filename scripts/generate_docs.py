@@ -38,8 +38,8 @@ _METRICS_NOTES = f"""\
 ## How some of them come about
 
 **Tokens of a request.** local + served + computed = prompt. *local* is what the GPU cache covered,
-*served* what the offload tier loaded, *computed* what the model had to compute; after a full hit the
-last token is computed again all the same. *expected* is what offloading should have served, had
+*served* what the offload tier loaded, *computed* what the model had to compute; after a full hit
+the last token is computed again all the same. *expected* is what offloading should have served, had
 every chunk that this engine computed been stored and kept, without what policy excludes and what
 capacity evicted; *servable* is what was resident. *lost* = what was servable or expected, and not
 served.
@@ -54,8 +54,8 @@ side of an identity comes from another source.
 | `boundary_within_hits` | the boundary answered ≤ what the chunks found reach, per group |
 | `stored_chunks` | stored = resident + evicted + reset, per group |
 
-**Device time.** The engine's own prefill rate is the median, over the last {costs.WINDOW} steps that
-computed at least {costs.MIN_TOKENS} prompt tokens, of step time per token: from when the step could
+**Device time.** The engine's own prefill rate is the median, over the last {costs.WINDOW} steps
+that computed at least {costs.MIN_TOKENS} prompt tokens, of step time per token: from when the step could
 start (scheduled, and the step before ended) until its output came back. Lost and evicted tokens
 times that, times the devices of the engine (tensor times pipeline parallel size), is
 `{semconv.LOST_GPU_SECONDS.exposed_name}`. It is what computing them takes, not what a reload would
@@ -77,10 +77,10 @@ served only if all groups have theirs.
 _SPANS_INTRO = """\
 # Spans
 
-Sent by OTLP/HTTP to `otlp_endpoint` by a tracer provider of kvlens' own (scope `kvlens`), in batches
-at most 0.5 s apart. Only the trace context is shared with vLLM: with `--otlp-traces-endpoint` set,
-vLLM hands the client's `traceparent` to the scheduler, and `kv_offload.request` becomes a sibling of
-vLLM's own `llm_request` span, with the same `gen_ai.request.id`. Without it each request is a trace
+Sent by OTLP/HTTP to `otlp_endpoint` by a tracer provider of kvlens' own (scope `kvlens`), in
+batches at most 0.5 s apart. Only the trace context is shared with vLLM: with
+`--otlp-traces-endpoint` set, vLLM hands the client's `traceparent` to the scheduler, and
+`kv_offload.request` becomes a sibling of vLLM's own `llm_request` span, with the same `gen_ai.request.id`. Without it each request is a trace
 of its own.
 
 Requests whose verdict is not one of {quiet} are always sent; of the rest the share that
