@@ -55,8 +55,8 @@ side of an identity comes from another source.
 | `stored_chunks` | stored = resident + evicted + reset, per group |
 
 **Device time.** The engine's own prefill rate is the median, over the last {costs.WINDOW} steps
-that computed at least {costs.MIN_TOKENS} prompt tokens, of step time per token: from when the step could
-start (scheduled, and the step before ended) until its output came back. Lost and evicted tokens
+that computed at least {costs.MIN_TOKENS} prompt tokens, of step time per token: from when the step
+could start (scheduled, and the step before ended) until its output came back. Lost and evicted tokens
 times that, times the devices of the engine (tensor times pipeline parallel size), is
 `{semconv.LOST_GPU_SECONDS.exposed_name}`. It is what computing them takes, not what a reload would
 have saved: subtract the reload, if that matters.
@@ -80,8 +80,8 @@ _SPANS_INTRO = """\
 Sent by OTLP/HTTP to `otlp_endpoint` by a tracer provider of kvlens' own (scope `kvlens`), in
 batches at most 0.5 s apart. Only the trace context is shared with vLLM: with
 `--otlp-traces-endpoint` set, vLLM hands the client's `traceparent` to the scheduler, and
-`kv_offload.request` becomes a sibling of vLLM's own `llm_request` span, with the same `gen_ai.request.id`. Without it each request is a trace
-of its own.
+`kv_offload.request` becomes a sibling of vLLM's own `llm_request` span, with the same
+`gen_ai.request.id`. Without it each request is a trace of its own.
 
 Requests whose verdict is not one of {quiet} are always sent; of the rest the share that
 `sample_rate` says (1.0 by default). Neither prompt text nor token ids nor whole block hashes are
