@@ -56,8 +56,8 @@ side of an identity comes from another source.
 
 **Device time.** The engine's own prefill rate is the median, over the last {costs.WINDOW} steps
 that computed at least {costs.MIN_TOKENS} prompt tokens, of step time per token: from when the step
-could start (scheduled, and the step before ended) until its output came back. Lost and evicted tokens
-times that, times the devices of the engine (tensor times pipeline parallel size), is
+could start (scheduled, and the step before ended) until its output came back. Lost and evicted
+tokens times that, times the devices of the engine (tensor times pipeline parallel size), is
 `{semconv.LOST_GPU_SECONDS.exposed_name}`. It is what computing them takes, not what a reload would
 have saved: subtract the reload, if that matters.
 
