@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     RequestOffloadState,
     SchedulerOffloadConfig,
 )
+from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingManager
 
 from kvlens.connector import versions
@@ -28,6 +29,8 @@ from kvlens.connector.versions import UnsupportedVLLMError
 TESTED = (Version(versions.SUPPORTED[0].version), Version(versions.SUPPORTED[-1].version))
 """First and last release that the test suite runs on."""
 OVERRIDE_ENV = "KVLENS_UNTESTED_VLLM"
+_VOLATILE_TIERS = frozenset({"example", "p2p"})
+"""Secondary tiers whose content is gone once their engines are."""
 
 _SURFACE: tuple[tuple[type, str, tuple[str, ...]], ...] = (
     (OffloadingConnectorScheduler, "__init__", ("spec", "vllm_config", "kv_cache_config")),
@@ -153,6 +156,12 @@ def offloads_chunked_local() -> bool:
     return any(hasattr(module, "ChunkedLocalAttentionSpec") for module in (config, scheduler))
 
 
+def bounds_by_other_groups() -> bool:
+    """Whether groups that are not offloaded limit what is loaded (0.30)."""
+    method = OffloadingConnectorScheduler.get_num_new_matched_tokens
+    return "max_num_new_tokens" in inspect.signature(method).parameters
+
+
 def caps_loads() -> bool:
     """Whether a request can limit what it loads, with ``max_load_tokens`` (0.31)."""
     return "max_load_tokens" in RequestOffloadState.__slots__
@@ -189,3 +198,21 @@ def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:
         if cap is not None
     ]
     return min(caps) if caps else None
+
+
+def persistent_tier(spec: Any) -> bool:
+    """Whether one of the spec's tiers outlives the engine (files, object store)."""
+    tiers = spec.extra_config.get("secondary_tiers") or ()
+    return any(tier.get("type") not in _VOLATILE_TIERS for tier in tiers)
+
+
+def hash_seed_fixed(vllm_config: Any) -> bool:
+    """Whether every process hashes the same prompt alike.
+
+    ``PYTHONHASHSEED`` sees to it. Without it vLLM has a fixed seed for
+    cryptographic hashes only, and older releases have none.
+    """
+    if os.environ.get("PYTHONHASHSEED") is not None:
+        return True
+    algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
+    return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") and "xxhash" not in algorithm

@@ -13,6 +13,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from kvlens.telemetry.sinks.flight_recorder import Mode
+
 SECTION = "kvlens"
 PREFIX = "KVLENS_"
 
@@ -56,6 +58,14 @@ class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True,
     """Facts waiting for the drain thread; beyond it the oldest are dropped and counted."""
     span_queue_size: Annotated[int, msgspec.Meta(ge=64, le=1_000_000)] = 4_096
     """Spans waiting for the receiver; beyond it the oldest are dropped and counted."""
+    flight_recorder: str | None = None
+    """Folder for recordings of requests (``kvlens inspect``, ``kvlens replay``); None: no files."""
+    flight_recorder_mode: Mode = Mode.ALWAYS
+    """``always``: every request. ``anomalies``: those that lost something, and their context."""
+    flight_recorder_context: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 16
+    """Unremarkable requests kept before and after each anomaly."""
+    flight_recorder_max_bytes: Annotated[int, msgspec.Meta(ge=1_048_576)] = 268_435_456
+    """Bound on all recordings in the folder; the oldest are deleted first."""
 
 
 def load(
@@ -80,7 +90,8 @@ def load(
         raise ConfigError(
             f"kvlens connector setting: {error} (set in kv_connector_extra_config "
             f'["{SECTION}"] or as {PREFIX}<NAME>; settings are: {known}; '
-            f"lookup is one of: {', '.join(mode.value for mode in LookupMode)})"
+            f"lookup is one of: {', '.join(mode.value for mode in LookupMode)}; "
+            f"flight_recorder_mode is one of: {', '.join(mode.value for mode in Mode)})"
         ) from error
     if isinstance(settings.corrections, str) and settings.corrections not in ("auto", "none"):
         raise ConfigError(

@@ -26,6 +26,7 @@ from kvlens.connector.observer import Observer
 from kvlens.connector.scheduler import scheduler_class
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import Correction, EngineInfo
+from kvlens.telemetry.sinks.flight_recorder import FlightRecorder
 from kvlens.telemetry.sinks.otel import SpanSink
 from kvlens.telemetry.sinks.prometheus import StatsSink
 
@@ -43,6 +44,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         if not support.tested:
             logger.warning(support.warning)
             self._settings = config.only_observing(self._settings, support.observed)
+        self._info: EngineInfo | None = None
         self._recorder: Recorder | None = None
         self._stats: StatsSink | None = None
         if not support.observed:
@@ -64,7 +66,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
     def _start(
         self, vllm_config: Any, kv_cache_config: Any, planned: list[Correction], spec: Any
     ) -> None:
-        info = EngineInfo(
+        self._info = info = EngineInfo(
             engine_id=str(vllm_config.kv_transfer_config.engine_id),
             incarnation_id=uuid.uuid4().hex,
             model=str(vllm_config.model_config.served_model_name or vllm_config.model_config.model),
@@ -75,6 +77,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             lookup=self._settings.lookup.value,
             corrections=planned,
             dp_rank=int(vllm_config.parallel_config.data_parallel_rank),
+            devices=int(vllm_config.parallel_config.world_size),
             host=socket.gethostname(),
             block_drop=compat.drops_last_block(vllm_config),
             widens=corrections.widens(planned),
@@ -82,6 +85,8 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             capacity_chunks=compat.capacity_chunks(spec),
             offload_prompt_only=bool(getattr(spec, "offload_prompt_only", True)),
             store_threshold=int(spec.extra_config.get("store_threshold", 0)),
+            persistent_tier=compat.persistent_tier(spec),
+            hash_seed_fixed=compat.hash_seed_fixed(vllm_config),
         )
         _announce(info)
         if not self._settings.telemetry:
@@ -94,16 +99,29 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             token=self._settings.ingest_token,
             queue_size=self._settings.span_queue_size,
         )
+        # After the spans, whose ids a record then carries.
+        recording = FlightRecorder.from_settings(
+            info,
+            folder=self._settings.flight_recorder,
+            mode=self._settings.flight_recorder_mode,
+            context=self._settings.flight_recorder_context,
+            max_bytes=self._settings.flight_recorder_max_bytes,
+        )
         self._recorder = Recorder(
             info,
             metrics=self._stats,
-            sinks=[spans] if spans is not None else [],
+            sinks=[sink for sink in (spans, recording) if sink is not None],
             queue_size=self._settings.queue_size,
             sample_rate=self._settings.sample_rate,
         )
         self._recorder.start()
         assert self.connector_scheduler is not None
         self.connector_scheduler.observe(Observer(self._recorder))
+
+    @property
+    def info(self) -> EngineInfo | None:
+        """What this engine is; None on workers."""
+        return self._info
 
     @property
     def recorder(self) -> Recorder | None:

@@ -35,9 +35,13 @@ def signature(fact: facts.LookedUp) -> tuple[object, ...]:
 
 
 def read(
-    layout: Layout, fact: facts.LookedUp, skipped: bool, attempt: int, wall: Callable[[int], float]
+    layout: Layout,
+    fact: facts.LookedUp,
+    added: facts.Added,
+    attempt: int,
+    wall: Callable[[int], float],
 ) -> Lookup:
-    """Record of one lookup, without resident ranges."""
+    """Record of one lookup of the request ``added``, without resident ranges."""
     by_group = layout.by_group()
     local = fact.local_tokens
     asked = [
@@ -46,7 +50,8 @@ def read(
         for keys, hits, _ in fact.queries
         if keys
     ]  # fmt: skip
-    replay = search.replay_queries(layout, local, fact.num_tokens, fact.max_new_tokens, asked)
+    cap, load_cap = fact.max_new_tokens, added.max_load_tokens
+    replay = search.replay_queries(layout, local, fact.num_tokens, cap, asked, load_cap)
     # A search that is not vLLM's own may ask on where the model of it has ended.
     rest = [search.Answer(query[0], 0, 0, 1) for query in asked[len(replay.answers) :]]
     answers = [*replay.answers, *rest]
@@ -85,10 +90,12 @@ def read(
         local_tokens=local,
         num_tokens=fact.num_tokens,
         attempt=attempt,
-        exit=str(_exit(fact, skipped, replay.exit)),
+        exit=str(_exit(fact, added.skip_reading, replay.exit)),
         result=fact.result,
         groups=groups,
         vetoing_group=replay.vetoing_group if fact.result == 0 else None,
+        cap=cap,
+        load_cap=load_cap,
     )
 
 

@@ -7,8 +7,6 @@ offers the GIL after every fact, so that the scheduler never waits for a batch.
 
 from __future__ import annotations
 
-import logging
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,14 +15,12 @@ from typing import Any
 
 from kvlens.telemetry import facts
 from kvlens.telemetry.assembler import Assembler
+from kvlens.telemetry.guard import Guard
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.sinks import MetricSink, RecordSink
 
-logger = logging.getLogger(__name__)
-
 POLL_SECONDS = 0.02
 CLOSE_SECONDS = 5.0
-_MAX_LOGGED_KINDS = 64
 
 
 class Recorder:
@@ -37,14 +33,18 @@ class Recorder:
         sinks: Sequence[RecordSink] = (),
         queue_size: int = 131_072,
         sample_rate: float = 1.0,
+        wall_offset_ns: int | None = None,
     ) -> None:
+        """``wall_offset_ns`` makes facts' times Unix times; by default the clocks' own offset."""
         self._queue: deque[tuple[Any, ...]] = deque()
         self._limit = queue_size
         self._sinks = sinks
-        self._assembler = Assembler(info, metrics, sinks, sample_rate=sample_rate)
+        self._guard = Guard(metrics)
+        self._assembler = Assembler(
+            info, metrics, sinks, sample_rate, wall_offset_ns, guard=self._guard
+        )
         self._stop = Event()
         self._thread = Thread(target=self._run, name="kvlens-drain", daemon=True)
-        self._logged: set[str] = set()
 
     def append(self, fact: tuple[Any, ...]) -> None:
         """Take one fact; called on the scheduler thread, never raises, never waits."""
@@ -64,6 +64,11 @@ class Recorder:
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_SECONDS)
 
+    @property
+    def waiting(self) -> int:
+        """Facts that wait for the drain thread now."""
+        return len(self._queue)
+
     def drain(self) -> int:
         """Handle all facts that are there; returns how many. Drain thread (and tests) only."""
         handled = 0
@@ -73,30 +78,20 @@ class Recorder:
                 fact = queue.popleft()
             except IndexError:  # an overflow on the scheduler thread was faster
                 break
-            self._handle(fact)
+            self._guard(self._assembler.handle, fact)
             handled += 1
             time.sleep(0)
         return handled
+
+    def poll(self, now_ns: int) -> None:
+        """Drain, and emit what is settled at ``now_ns``. Drain thread (and simulations) only."""
+        self.drain()
+        self._guard(self._assembler.tick, now_ns)
 
     def flush(self) -> None:
         """Drain, and emit every finished request without waiting for its last stores."""
         self.drain()
         self._guard(self._assembler.flush)
-
-    def _handle(self, fact: tuple[Any, ...]) -> None:
-        self._guard(self._assembler.handle, fact)
-
-    def _guard(self, call: Any, *args: Any) -> None:
-        try:
-            call(*args)
-        except Exception as error:
-            if "pytest" in sys.modules:
-                raise
-            self._assembler.observer_error()
-            kind = f"{type(error).__name__} in {getattr(call, '__name__', call)}"
-            if kind not in self._logged and len(self._logged) < _MAX_LOGGED_KINDS:
-                self._logged.add(kind)
-                logger.exception("kvlens: %s; serving is not affected, more are only counted", kind)
 
     def _overflow(self) -> None:
         """Drop the oldest eighth, and say in its place what was lost."""
@@ -116,8 +111,7 @@ class Recorder:
 
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
-            self.drain()
-            self._guard(self._assembler.tick, time.monotonic_ns())
+            self.poll(time.monotonic_ns())
         self.flush()
         for sink in self._sinks:
             self._guard(sink.close)

@@ -1,4 +1,4 @@
-"""Where finished records and numbers go: Prometheus (through vLLM), OTLP spans."""
+"""Where finished records and numbers go: Prometheus (through vLLM), OTLP spans, a file."""
 
 from __future__ import annotations
 
@@ -27,8 +27,16 @@ class RecordSink(Protocol):
     """Takes records; called on the drain thread only."""
 
     @property
+    def sampled(self) -> bool:
+        """Whether unremarkable requests reach it by the sample rate only; else it gets all."""
+
+    @property
     def dropped(self) -> int:
-        """Spans dropped so far because the receiver was too slow."""
+        """Spans or records dropped so far because they could not be passed on in time."""
+
+    @property
+    def dropped_metric(self) -> Metric:
+        """The counter for them."""
 
     def request(self, record: RequestRecord) -> None:
         """Take the record of a finished request."""
