@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvlens.telemetry import facts
+from kvlens.telemetry import facts, semconv
 from kvlens.telemetry.assembler import Assembler
 from kvlens.telemetry.records import EngineInfo, GroupLayout, Layout, RequestRecord
 from kvlens.telemetry.semconv import Metric
@@ -62,6 +62,8 @@ class Kept:
     requests: list[RequestRecord] = field(default_factory=list)
     deferrals: list[RequestRecord] = field(default_factory=list)
     dropped: int = 0
+    sampled: bool = True
+    dropped_metric: Metric = semconv.DROPPED_SPANS
     closed: bool = False
 
     def request(self, record: RequestRecord) -> None:
