@@ -151,7 +151,7 @@ def install_system_tools() -> None:
 
 def say(message: str) -> None:
     """Report progress on stderr."""
-    print(f"setup: {message}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"setup: {message}\n")  # one write: environments are built side by side
 
 
 def main() -> int:

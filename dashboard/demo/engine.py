@@ -149,8 +149,6 @@ def command(options: EngineOptions, port: int) -> list[str]:
         *("--served-model-name", MODEL_NAME),
         # In float32 the same prompt gives the same greedy output, reloaded or recomputed.
         *("--dtype", "float32", "--enforce-eager"),
-        # The engine's own process does the work: a worker process would start 7 s later.
-        *("--distributed-executor-backend", "uni"),
         *("--max-model-len", str(options.max_model_len)),
         *("--max-num-batched-tokens", str(options.max_model_len)),
         *("--max-num-seqs", "4"),
