@@ -16,6 +16,7 @@ from kvlens.dashboard.api.shapes import JSON
 from kvlens.dashboard.detect.engine import Detection, default_detectors
 from kvlens.dashboard.ingest import routes as ingest
 from kvlens.dashboard.ingest.writer import Writer
+from kvlens.dashboard.notify.notifier import Notifier
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.base import Store
@@ -49,21 +50,25 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
         store = make_store(settings)
         try:
             metrics = SelfMetrics()
-            hub = Hub(metrics, settings.stream_queue, store.handling)
+            notifier = Notifier(settings, store.handling, metrics)
+            hub = Hub(metrics, settings.stream_queue, store.handling, [notifier.incident])
             detection = Detection(
                 default_detectors(settings), store, hub.incident, metrics.errors.inc
             )
             detection.restore()
             writer = Writer(store, detection, hub, metrics, settings.queue_batches)
-            hub.bind(store.incidents("open"))
+            open_incidents = store.incidents("open")
+            hub.bind(open_incidents)
             app.state.store = store
             app.state.services = Services(settings, store, writer, hub, metrics)
+            notifier.start(open_incidents)
             writer.start()
             try:
                 yield
             finally:
                 hub.close()
                 writer.stop()
+                notifier.stop()
         finally:
             store.close()
 

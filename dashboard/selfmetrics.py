@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvlens.telemetry import semconv
 
 _INGEST_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+
+
+class NotifyMetrics(NamedTuple):
+    """Counters of the notifications to one kind of receiver, present from the start."""
+
+    sent: Counter
+    retried: Counter
+    failed: Counter
+    dropped: Counter
+
+    @classmethod
+    def of(cls, counter: Counter, target: str) -> NotifyMetrics:
+        """Children of ``counter`` for ``target``."""
+        return cls(*(counter.labels(target, outcome) for outcome in cls._fields))
 
 
 class SelfMetrics:
@@ -46,6 +60,18 @@ class SelfMetrics:
         )
         self.queue = Gauge(
             semconv.DASHBOARD_QUEUE, "Exports waiting to be stored.", registry=self.registry
+        )
+        notified = Counter(
+            semconv.DASHBOARD_NOTIFICATIONS,
+            "Notifications by outcome: sent, retried (an attempt failed), failed (given up) or "
+            "dropped (the queue was full).",
+            (semconv.LABEL_TARGET, semconv.LABEL_OUTCOME),
+            registry=self.registry,
+        )
+        self.alertmanagers = NotifyMetrics.of(notified, "alertmanager")
+        self.webhooks = NotifyMetrics.of(notified, "webhook")
+        self.notify_waiting = Gauge(
+            semconv.DASHBOARD_NOTIFY_WAITING, "Notifications to be sent.", registry=self.registry
         )
         self.ingest_seconds = Histogram(
             semconv.DASHBOARD_INGEST_SECONDS,

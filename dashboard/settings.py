@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated, Final
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 from typing_extensions import Self
+
+from kvlens.dashboard.notify.settings import NotifySettings
 
 MIN_TOKEN_LENGTH: Final = 16
 _MIB: Final = 1024 * 1024
@@ -26,7 +28,7 @@ class SettingsError(ValueError):
     """A setting that cannot be used; one line per field, each says how to fix it."""
 
 
-class Settings(BaseSettings):
+class Settings(NotifySettings):
     """All settings, validated. Sizes are bytes, times seconds."""
 
     model_config = SettingsConfigDict(

@@ -30,6 +30,12 @@ CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 SYSTEM_TOOLS = [
     # (command, variable that names another one, Debian packages that bring it, who needs it)
     ("chromium", "KVLENS_TEST_CHROMIUM", ("chromium", "fonts-liberation"), "browser tests"),
+    (
+        "prometheus-alertmanager",
+        "KVLENS_TEST_ALERTMANAGER",
+        ("prometheus-alertmanager",),
+        "tests of notifications",
+    ),
 ]
 
 

@@ -477,3 +477,13 @@ DASHBOARD_INGEST_SECONDS: Final = "kvlens_dashboard_ingest_seconds"
 DASHBOARD_ERRORS: Final = "kvlens_dashboard_errors"
 DASHBOARD_METRIC_EXPORTS: Final = "kvlens_dashboard_metric_exports"
 DASHBOARD_STREAM_DROPPED: Final = "kvlens_dashboard_stream_dropped_events"
+DASHBOARD_NOTIFICATIONS: Final = "kvlens_dashboard_notifications"
+DASHBOARD_NOTIFY_WAITING: Final = "kvlens_dashboard_notifications_waiting"
+LABEL_TARGET: Final = "target"
+LABEL_OUTCOME: Final = "outcome"
+
+# --- labels of alerts that the dashboard sends, besides engine, model and cause --
+LABEL_ALERT: Final = "alertname"
+LABEL_SEVERITY: Final = "severity"
+LABEL_INCIDENT_KIND: Final = "incident_kind"
+LABEL_INCIDENT: Final = "incident"

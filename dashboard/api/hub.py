@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -75,14 +75,17 @@ class Hub:
         metrics: SelfMetrics,
         limit: int,
         handling: Handlings,
+        listeners: Sequence[Callable[[Incident], None]] = (),
     ) -> None:
         """``limit`` is the number of request events kept per client.
 
-        ``handling`` tells what people did about incidents.
+        ``handling`` tells what people did about incidents; ``listeners`` hear of each
+        incident besides the clients, and must neither block nor raise.
         """
         self._metrics = metrics
         self._limit = limit
         self._handling = handling
+        self._listeners = listeners
         self._clients: set[Client] = set()
         self._open: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -120,6 +123,8 @@ class Hub:
         if self._clients:
             (fields,) = incidents_json([incident], self._handling)
             self._send(INCIDENT, [(incident.id, msgspec.json.encode(fields).decode())])
+        for listener in self._listeners:
+            listener(incident)
 
     def engine(self, engine: Engine) -> None:
         """Tell that an engine sent something."""
