@@ -9,15 +9,17 @@ facts about the manager stay in the order in which they became true.)
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
 from collections import deque
 from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any, Concatenate, ParamSpec, Protocol
 
+from kvlens.connector import compat
 from kvlens.telemetry import facts
 from kvlens.telemetry.costs import MIN_TOKENS as PREFILL_TOKENS
+from kvlens.telemetry.guard import raise_errors as raise_errors
 
 P = ParamSpec("P")
 _MAX_STEPS = 64
@@ -29,11 +31,6 @@ class Sink(Protocol):
 
     def append(self, fact: tuple[Any, ...]) -> None:
         """Take one fact; never raises, never blocks."""
-
-
-def raise_errors() -> bool:
-    """Whether errors of ours are raised: under pytest they are defects."""
-    return "pytest" in sys.modules
 
 
 def contained(
@@ -49,9 +46,9 @@ def contained(
         except Exception as error:
             if raise_errors():
                 raise
-            self.sink.append(
-                (facts.ERROR, monotonic_ns(), name, f"{type(error).__name__}: {error}")
-            )
+            text = f"{type(error).__name__}: {error}"
+            with contextlib.suppress(Exception):
+                self.sink.append((facts.ERROR, monotonic_ns(), name, text))
 
     return guarded
 
@@ -93,7 +90,7 @@ class Observer:
         local_tokens: int,
         result: int | None,
         in_transfer: bool,
-        cap: int | None,
+        max_new_tokens: int | None,
     ) -> None:
         """A lookup was answered or deferred."""
         queries, self.queries = self.queries, []
@@ -110,7 +107,7 @@ class Observer:
                 [(state.offload_keys, len(state.offload_keys)) for state in status.group_states],
                 in_transfer,
                 getattr(status, "partial_tail_boundary", None),
-                cap,
+                compat.load_cap(status, max_new_tokens),
             )
         )
 

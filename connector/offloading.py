@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector as
 
 import kvlens.telemetry
 from kvlens.connector import compat, config, corrections, layout, logs, prom, worker
-from kvlens.connector.observer import Observer
+from kvlens.connector.observer import Observer, raise_errors
 from kvlens.connector.scheduler import scheduler_class
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import Correction, EngineInfo
@@ -149,9 +149,16 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
     def get_kv_connector_stats(self) -> Any:
         """vLLM's stats of this step, with ours beside them."""
         stats = super().get_kv_connector_stats()
-        if self._stats is None:
+        scheduler = self.connector_scheduler
+        if self._stats is None or scheduler is None:
             return stats
-        return prom.merge(stats, self._stats.take())
+        try:
+            return prom.merge(stats, self._stats.take())
+        except Exception as error:
+            if raise_errors():
+                raise
+            scheduler.observer.failed("get_kv_connector_stats", error)
+            return stats
 
     def shutdown(self) -> None:
         """Shut down vLLM's part, then drain and send what is left."""

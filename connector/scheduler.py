@@ -19,7 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 )
 from vllm.v1.request import RequestStatus
 
-from kvlens.connector import compat, corrections, exact_lookup
+from kvlens.connector import corrections, exact_lookup
 from kvlens.connector.config import ConnectorSettings
 from kvlens.connector.observer import Observer
 from kvlens.telemetry.records import Correction
@@ -78,8 +78,8 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                     request, num_computed_tokens, *args, **kwargs
                 )
                 return answer
-            status = self._req_status[request.request_id]
-            in_transfer = bool(status.transfer_jobs)
+            status = self._req_status.get(request.request_id)
+            in_transfer = bool(getattr(status, "transfer_jobs", None))
             observer.queries = []
             start = monotonic_ns()
             answer = super().get_num_new_matched_tokens(
@@ -93,7 +93,7 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                 num_computed_tokens,
                 answer[0],
                 in_transfer,
-                compat.load_cap(status, max_new),
+                max_new,
             )
             return answer
 

@@ -29,6 +29,17 @@ def test_environment_names_corrections_and_switches():
     assert settings.telemetry is False
 
 
+def test_a_flight_recorder_is_off_until_it_has_a_folder():
+    assert load({}, {}).flight_recorder is None
+    settings = load(
+        {"kvlens": {"flight_recorder_mode": "anomalies"}},
+        {"KVLENS_FLIGHT_RECORDER": "/var/lib/kvlens", "KVLENS_FLIGHT_RECORDER_CONTEXT": "3"},
+    )
+    assert settings.flight_recorder == "/var/lib/kvlens"
+    assert settings.flight_recorder_mode.value == "anomalies"
+    assert (settings.flight_recorder_context, settings.flight_recorder_max_bytes) == (3, 2**28)
+
+
 @pytest.mark.parametrize(
     ("section", "named"),
     [
@@ -37,6 +48,9 @@ def test_environment_names_corrections_and_switches():
         ({"sample_rate": 2}, r"\$\.sample_rate"),
         ({"queue_size": "many"}, r"\$\.queue_size"),
         ({"corrections": "some"}, "corrections"),
+        ({"flight_recorder_mode": "never"}, "flight_recorder_mode is one of: always, anomalies"),
+        ({"flight_recorder_max_bytes": 1000}, r"\$\.flight_recorder_max_bytes"),
+        ({"flight_recorder_context": -1}, r"\$\.flight_recorder_context"),
         ("stock", 'kv_connector_extra_config\\["kvlens"\\] must be an object'),
     ],
 )
