@@ -60,9 +60,9 @@ class Settings(NotifySettings):
     """Request events kept for one slow stream client; older ones are dropped."""
 
     retention_seconds: float = Field(30 * _DAY, ge=60)
-    """Requests and closed incidents older than this are deleted; charts keep longer."""
+    """Requests, closed incidents and per-minute sums older than this are deleted."""
     retention_rollup_seconds: float = Field(365 * _DAY, ge=3600)
-    """Per-minute sums older than this are deleted."""
+    """Hourly sums and the audit log are kept this long."""
     retention_max_bytes: int = Field(20 * 1024 * _MIB, ge=_MIB)
     """When the store grows beyond this, the oldest requests are deleted."""
 

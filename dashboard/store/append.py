@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from typing import Final
 
 import msgspec
 
 from kvlens.dashboard.store.actions import Action
 from kvlens.dashboard.store.base import Appended, Batch, EngineEvent, Row
-from kvlens.dashboard.store.rollup import counters
+from kvlens.dashboard.store.rollup import LEVELS, MINUTE, Counters, add, counters, pack, unpack
 from kvlens.dashboard.store.schema import FLEET
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
 from kvlens.telemetry.semconv import ENGINE_STOPPED, QUIET_VERDICTS
@@ -33,14 +33,15 @@ _REQUEST: Final = """
 INSERT OR IGNORE INTO requests (engine_no, internal_request_id, request_id, finish_time, verdict,
     cause, anomalous, lost_tokens, expected_tokens, served_tokens)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_ROLLUP: Final = """
-INSERT INTO rollups VALUES (?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET value = value + excluded.value"""
+_SLOT: Final = "SELECT counters FROM sums WHERE level = ? AND engine_no = ? AND slot = ?"
 _TOTAL: Final = """
 INSERT INTO totals VALUES (?, ?, ?)
 ON CONFLICT DO UPDATE SET value = value + excluded.value"""
 
 _ACTION: Final = "INSERT OR IGNORE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+Sums = dict[tuple[int, int], Counters]
+"""By engine number and minute."""
 
 
 @contextmanager
@@ -84,7 +85,7 @@ class Appender:
         records: list[tuple[int, RequestRecord]] = []
         ended: list[tuple[str, float]] = []
         newest: dict[str, float] = {}
-        sums: Counter[tuple[int, int, str]] = Counter()
+        sums: Sums = {}
         acted_on: list[str] = []
         rows = 0
         for batch in batches:
@@ -173,17 +174,26 @@ class Appender:
         )
         return action.incident_id
 
-    def _sum(self, sums: Counter[tuple[int, int, str]], record: RequestRecord) -> None:
-        number, minute = self._numbers[record.incarnation_id], int(record.finish_time // 60)
-        for key, value in counters(record):
-            sums[number, minute, key] += value  # type: ignore[assignment]
+    def _sum(self, sums: Sums, record: RequestRecord) -> None:
+        slot = self._numbers[record.incarnation_id], int(record.finish_time // MINUTE)
+        add(sums.setdefault(slot, {}), counters(record))
 
-    def _flush(self, sums: Counter[tuple[int, int, str]]) -> None:
-        fleet: Counter[tuple[int, int, str]] = Counter()
-        totals: Counter[tuple[int, str]] = Counter()
-        for (number, minute, key), value in sums.items():
-            fleet[FLEET, minute, key] += value
-            totals[number, key] += value
-        for table in (sums, fleet):
-            self._db.executemany(_ROLLUP, [(*key, value) for key, value in table.items()])
-        self._db.executemany(_TOTAL, [(*key, value) for key, value in totals.items()])
+    def _flush(self, sums: Sums) -> None:
+        """Add the sums per engine and minute to all that is kept of them."""
+        totals: dict[int, Counters] = {}
+        slots: dict[tuple[int, int, int], Counters] = {}
+        for (number, minute), found in sums.items():
+            add(totals.setdefault(number, {}), found.items())
+            for level, engine in product(LEVELS, (number, FLEET)):
+                add(slots.setdefault((level, engine, minute * MINUTE // level), {}), found.items())
+        for slot, found in slots.items():
+            kept = self._db.execute(_SLOT, slot).fetchone()
+            if kept is not None:
+                found = add(unpack(kept[0]), found.items())
+            self._db.execute(
+                "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?)", (*slot, pack(found))
+            )
+        self._db.executemany(
+            _TOTAL,
+            [(number, key, value) for number, t in totals.items() for key, value in t.items()],
+        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvlens.dashboard.store.append import transaction
+from kvlens.dashboard.store.rollup import HOUR, MINUTE
 
 STEP: Final = 500
 """Requests deleted in one step: a few milliseconds between two batches."""
@@ -72,12 +73,17 @@ class Retention:
 
     def _prune(self, now: float) -> None:
         """Old sums and closed incidents: few rows, hourly."""
-        minute = int((now - self._limits.rollup_age) // 60)
+        # Minutes serve charts of the time whose requests are kept, hours those of before.
+        ages = {MINUTE: self._limits.request_age, HOUR: self._limits.rollup_age}
         with transaction(self._db):
             numbers = self._db.execute("SELECT engine_no FROM engines UNION SELECT 0").fetchall()
             self._db.executemany(
-                "DELETE FROM rollups WHERE engine_no = ? AND minute < ?",
-                [(number, minute) for (number,) in numbers],
+                "DELETE FROM sums WHERE level = ? AND engine_no = ? AND slot < ?",
+                [
+                    (level, number, int((now - age) // level))
+                    for level, age in ages.items()
+                    for (number,) in numbers
+                ],
             )
             self._db.execute(
                 "DELETE FROM incidents WHERE state = 'closed' AND closed_at < ?",

@@ -1,6 +1,7 @@
 """Sums that charts and totals are made of, as ``key -> value`` counters.
 
-Keys, not columns: a new chart adds keys and needs no migration.
+Keys, not columns: a new chart adds keys and needs no migration. All counters of one
+engine and slot of time are kept together, so that a day is 1,440 rows and not 30,000.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeVar
 
-from kvlens.dashboard.store.base import Totals
+import msgspec
+
+from kvlens.dashboard.store.base import Point, Totals
 from kvlens.telemetry.records import RequestRecord
 from kvlens.telemetry.semconv import TRANSFER_BUCKETS
 
@@ -19,7 +22,43 @@ _SCALARS: Final = (
     "expected_tokens", "servable_tokens", "served_tokens", "lost_tokens", "loads",
     "reload_seconds",
 )  # fmt: skip
+MINUTE: Final = 60
+HOUR: Final = 3600
+LEVELS: Final = (HOUR, MINUTE)
+"""Lengths of the slots that are kept, seconds; each is a multiple of those after it."""
 TotalsT = TypeVar("TotalsT", bound=Totals)
+Counters = dict[str, float]
+_decoder = msgspec.json.Decoder(Counters)
+
+
+def level_of(step: int) -> int:
+    """Coarsest slots that steps of ``step`` seconds can be summed from."""
+    return next(level for level in LEVELS if step % level == 0)
+
+
+def add(counters: Counters, more: Iterable[tuple[str, float]]) -> Counters:
+    """Add to ``counters`` and return it."""
+    for key, value in more:
+        counters[key] = counters.get(key, 0.0) + value
+    return counters
+
+
+def pack(counters: Counters) -> str:
+    """As kept in the store."""
+    return msgspec.json.encode(counters).decode()
+
+
+def unpack(text: str) -> Counters:
+    """Give back what :func:`pack` took."""
+    return _decoder.decode(text)
+
+
+def points(slots: Iterable[tuple[int, Iterable[tuple[str, float]]]], step: int) -> list[Point]:
+    """Sum ``(time, counters)`` per ``step`` seconds, oldest first."""
+    sums: dict[int, Counters] = {}
+    for time, pairs in slots:
+        add(sums.setdefault(time // step * step, {}), pairs)
+    return [fill(Point(time=time), sums[time].items()) for time in sorted(sums)]
 
 
 def counters(record: RequestRecord) -> Iterator[tuple[str, float]]:

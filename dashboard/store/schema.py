@@ -110,6 +110,23 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE INDEX actions_by_incident ON actions (incident_id, time);
     CREATE INDEX actions_by_time ON actions (time);
     """,
+    """
+    -- counters is a JSON object; slot counts level seconds since 1970.
+    CREATE TABLE sums (
+        level INTEGER NOT NULL,
+        engine_no INTEGER NOT NULL,
+        slot INTEGER NOT NULL,
+        counters TEXT NOT NULL,
+        PRIMARY KEY (level, engine_no, slot)
+    ) WITHOUT ROWID;
+    INSERT INTO sums SELECT 60, engine_no, minute, json_group_object(key, value)
+        FROM rollups GROUP BY engine_no, minute;
+    INSERT INTO sums SELECT 3600, engine_no, hour, json_group_object(key, value) FROM (
+        SELECT engine_no, minute / 60 AS hour, key, sum(value) AS value
+        FROM rollups GROUP BY engine_no, hour, key
+    ) GROUP BY engine_no, hour;
+    DROP TABLE rollups;
+    """,
 )
 """Script ``n`` takes a file from ``user_version`` n to n + 1; never edited once released."""
 

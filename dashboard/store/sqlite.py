@@ -33,7 +33,8 @@ from kvlens.dashboard.store.base import (
 from kvlens.dashboard.store.codec import unpack
 from kvlens.dashboard.store.query import cursor, page_sql
 from kvlens.dashboard.store.retention import Limits, Retention
-from kvlens.dashboard.store.rollup import fill
+from kvlens.dashboard.store.rollup import fill, level_of, points
+from kvlens.dashboard.store.rollup import unpack as unpack_sums
 from kvlens.telemetry.records import RequestRecord, decode_engine, decode_record
 
 _READERS: Final = 8
@@ -210,24 +211,19 @@ class SqliteStore:
 
     def series(self, since: float, until: float, step: int, engine: str | None) -> list[Point]:
         """Sums per ``step`` seconds (a multiple of 60), oldest first, empty ones left out."""
-        width = step // 60
+        level = level_of(step)
         with self._reader() as db:
             numbers = (
                 [schema.FLEET]
                 if engine is None
                 else _engine_numbers(db, RequestQuery(engine=engine)) or []
             )
-            marks = ",".join("?" * len(numbers))
             rows = db.execute(
-                "SELECT minute / ?1 * ?1 AS slot, key, sum(value) FROM rollups"
-                f" WHERE minute >= ?2 AND minute <= ?3 AND engine_no IN ({marks})"
-                " GROUP BY slot, key ORDER BY slot",
-                (width, int(since // step) * width, int(until // 60), *numbers),
+                "SELECT slot, counters FROM sums WHERE level = ?"
+                f" AND engine_no IN ({','.join('?' * len(numbers))}) AND slot BETWEEN ? AND ?",
+                (level, *numbers, int(since // step) * step // level, int(until // level)),
             ).fetchall()
-        slots: dict[int, list[tuple[str, float]]] = {}
-        for slot, key, value in rows:
-            slots.setdefault(slot, []).append((key, value))
-        return [fill(Point(time=slot * 60), pairs) for slot, pairs in slots.items()]
+        return points(((slot * level, unpack_sums(text).items()) for slot, text in rows), step)
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:

@@ -69,7 +69,7 @@ def test_errors_name_the_field_and_the_remedy(field: str, value: object, message
 
 
 def test_unknown_setting() -> None:
-    with pytest.raises(SettingsError, match="prot: no such setting; known are .*host, port"):
+    with pytest.raises(SettingsError, match=r"prot: no such setting; known are .*host, port"):
         load_settings(prot=1)
 
 

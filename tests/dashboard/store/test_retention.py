@@ -68,12 +68,15 @@ def test_sums_outlive_requests_but_not_for_ever(tmp_path: Path) -> None:
     store.append([Batch(actions=[entry])])
     drain(store)
     assert store.actions() == [entry]
-    assert sum(p.requests["lost"] for p in store.series(NOW - 3600, NOW, 60, None)) == 5
+    assert sum(p.requests["lost"] for p in store.series(NOW - 3600, NOW, 3600, None)) == 5
+    store.maintain(NOW + 3600)  # minutes go with the requests, hours stay
+    assert store.series(NOW - 3600, NOW, 60, None) == []
+    assert sum(p.requests["lost"] for p in store.series(NOW - 3600, NOW, 3600, None)) == 5
     store.close()
     later = SqliteStore(str(tmp_path / "store.db"), Limits(1.0, 3600.0, 1 << 40))
     later.maintain(NOW + 8000)
     assert later.actions() == []
-    assert later.series(NOW - 3600, NOW, 60, None) == []
+    assert later.series(NOW - 3600, NOW, 3600, None) == []
     assert later.engines()[0].totals.requests == {"lost": 5}
     later.close()
 

@@ -5,7 +5,7 @@ import pytest
 
 from kvlens.dashboard.store.base import Totals
 from kvlens.dashboard.store.codec import pack, unpack
-from kvlens.dashboard.store.rollup import counters, fill, quantile
+from kvlens.dashboard.store.rollup import counters, fill, level_of, points, quantile
 from kvlens.telemetry.records import encode
 from kvlens.telemetry.semconv import TRANSFER_BUCKETS
 
@@ -26,6 +26,21 @@ def test_two_totals_do_not_share() -> None:
 
 def test_a_key_of_a_newer_version_is_passed_over() -> None:
     assert fill(Totals(), [("widths.3", 2)]).requests == {}
+
+
+@pytest.mark.parametrize(("step", "level"), [(60, 60), (900, 60), (3600, 3600), (86_400, 3600)])
+def test_coarse_steps_are_summed_from_hours(step: int, level: int) -> None:
+    assert level_of(step) == level
+
+
+def test_points_add_up_whatever_the_order() -> None:
+    slots = [(120, [("lost_tokens", 1.0)]), (0, [("lost_tokens", 2.0)]),
+             (60, [("lost_tokens", 4.0), ("requests.lost", 1.0)])]  # fmt: skip
+    found = points(slots, 120)
+    assert [(p.time, p.lost_tokens, p.requests) for p in found] == [
+        (0, 6.0, {"lost": 1.0}),
+        (120, 1.0, {}),
+    ]
 
 
 def test_quantile() -> None:

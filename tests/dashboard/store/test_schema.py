@@ -4,12 +4,15 @@ import sqlite3
 import stat
 from pathlib import Path
 
+import factory
 import pytest
 
 from kvlens.dashboard.store import schema
-from kvlens.dashboard.store.base import RequestQuery, StoreError
+from kvlens.dashboard.store.base import Batch, RequestQuery, Row, StoreError
+from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.query import page_sql
 from kvlens.dashboard.store.sqlite import SqliteStore
+from kvlens.telemetry.records import encode
 
 
 @pytest.fixture
@@ -48,6 +51,38 @@ def test_a_failed_migration_changes_nothing(path: str, monkeypatch: pytest.Monke
     monkeypatch.undo()
     assert version(path) == len(schema.MIGRATIONS)
     SqliteStore(path).close()
+
+
+def test_sums_of_the_first_version_are_taken_over(path: str) -> None:
+    db = sqlite3.connect(path)
+    first = factory.engine()
+    db.executescript(
+        f"{schema.MIGRATIONS[0]}; PRAGMA user_version = 1;"
+        f"PRAGMA application_id = {schema.APPLICATION_ID};"
+    )
+    start = int(factory.START) // 3600 * 60  # minutes, on a full hour
+    rows = [
+        (0, start, "requests.lost", 2.0),
+        (0, start, "lost_tokens", 1024.0),
+        (0, start + 59, "requests.lost", 1.0),
+        (0, start + 60, "requests.full", 4.5),
+    ]
+    db.executemany("INSERT INTO rollups VALUES (?, ?, ?, ?)", rows)
+    db.commit()
+    db.close()
+    store = SqliteStore(path)
+    minutes = store.series(start * 60, start * 60 + 7200, 60, None)
+    assert [(p.time // 60 - start, p.requests) for p in minutes] == [
+        (0, {"lost": 2}),
+        (59, {"lost": 1}),
+        (60, {"full": 4.5}),
+    ]
+    hours = store.series(start * 60, start * 60 + 7200, 3600, None)
+    assert [(p.requests, p.lost_tokens) for p in hours] == [({"lost": 3}, 1024), ({"full": 4.5}, 0)]
+    record = factory.lost_record(1, first, finish=start * 60.0)
+    store.append([Batch([(first, factory.START)], [], [Row(record, pack(encode(record)))])])
+    assert store.series(start * 60, start * 60 + 59, 60, None)[0].requests == {"lost": 3}
+    store.close()
 
 
 def test_a_newer_file_is_refused(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
