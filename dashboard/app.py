@@ -14,9 +14,12 @@ from kvlens.dashboard.api.hub import Hub
 from kvlens.dashboard.api.security import Security
 from kvlens.dashboard.api.shapes import JSON
 from kvlens.dashboard.detect.engine import Detection, default_detectors
+from kvlens.dashboard.detect.scraped import Scraped
 from kvlens.dashboard.ingest import routes as ingest
 from kvlens.dashboard.ingest.writer import Writer
 from kvlens.dashboard.notify.notifier import Notifier
+from kvlens.dashboard.scrape import routes as scrape
+from kvlens.dashboard.scrape.scraper import Scraper
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.base import Store
@@ -53,7 +56,11 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
             notifier = Notifier(settings, store.handling, metrics)
             hub = Hub(metrics, settings.stream_queue, store.handling, [notifier.incident])
             detection = Detection(
-                default_detectors(settings), store, hub.incident, metrics.errors.inc
+                default_detectors(settings),
+                store,
+                hub.incident,
+                metrics.errors.inc,
+                Scraped(settings.thresholds),
             )
             detection.restore()
             writer = Writer(store, detection, hub, metrics, settings.queue_batches)
@@ -62,11 +69,14 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
             app.state.store = store
             app.state.services = Services(settings, store, writer, hub, metrics)
             notifier.start(open_incidents)
+            app.state.scraper = scraper = Scraper(settings, writer, metrics)
             writer.start()
+            scraper.start()
             try:
                 yield
             finally:
                 hub.close()
+                await scraper.stop()
                 writer.stop()
                 notifier.stop()
         finally:
@@ -77,7 +87,10 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     )
     app.add_middleware(Security, settings=settings)
     app.add_exception_handler(RequestValidationError, _invalid)
-    for router in (ingest.router, stream.router, actions.router, routes.router, health.router, web):
+    for router in (
+        ingest.router, stream.router, actions.router, routes.router, scrape.router, health.router,
+        web,
+    ):  # fmt: skip
         app.include_router(router)
     return app
 

@@ -52,6 +52,18 @@ class SelfMetrics:
         self.errors = counter(
             semconv.DASHBOARD_ERRORS, "Errors of the dashboard that were contained."
         )
+        self.scrapes = Counter(
+            semconv.DASHBOARD_SCRAPES,
+            "Scrapes by outcome: ok, failed, or dropped because the writer was busy.",
+            (semconv.LABEL_OUTCOME,),
+            registry=self.registry,
+        )
+        self.scrape_targets = Gauge(
+            semconv.DASHBOARD_SCRAPE_TARGETS,
+            "Scrape targets by state.",
+            (semconv.LABEL_STATE,),
+            registry=self.registry,
+        )
         self.open_incidents = Gauge(
             semconv.DASHBOARD_OPEN_INCIDENTS, "Incidents open now.", registry=self.registry
         )

@@ -11,7 +11,9 @@ from pydantic import Field, SecretStr, ValidationError, field_validator, model_v
 from pydantic_settings import NoDecode, SettingsConfigDict
 from typing_extensions import Self
 
+from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.notify.settings import NotifySettings
+from kvlens.dashboard.scrape.targets import metrics_url
 
 MIN_TOKEN_LENGTH: Final = 16
 _MIB: Final = 1024 * 1024
@@ -28,8 +30,8 @@ class SettingsError(ValueError):
     """A setting that cannot be used; one line per field, each says how to fix it."""
 
 
-class Settings(NotifySettings):
-    """All settings, validated. Sizes are bytes, times seconds."""
+class Settings(NotifySettings, Thresholds):
+    """All settings, validated; thresholds included. Sizes are bytes, times seconds."""
 
     model_config = SettingsConfigDict(
         env_prefix="KVLENS_", extra="forbid", frozen=True, hide_input_in_errors=True
@@ -66,16 +68,25 @@ class Settings(NotifySettings):
     retention_max_bytes: int = Field(20 * 1024 * _MIB, ge=_MIB)
     """When the store grows beyond this, the oldest requests are deleted."""
 
-    eligible_min_tokens: int = Field(256, ge=1)
-    """A request counts for ``zero_hit`` from this many expected tokens on (or one chunk)."""
-    zero_hit_requests: int = Field(3, ge=2)
-    """Shortest run of eligible requests with nothing served that can be an incident."""
-    zero_hit_window_seconds: float = Field(1800.0, gt=0)
-    """Requests of the run are at most this much older than its newest."""
-    zero_hit_accident: float = Field(1e-6, gt=0, lt=1)
-    """The run must be less probable than this at the engine's own earlier rate."""
-    zero_hit_recovery: int = Field(10, ge=1)
-    """Eligible requests served in a row that close the incident."""
+    model_thresholds: dict[str, dict[str, float]] = {}
+    """What single models change of the thresholds, as JSON: ``{"model": {"threshold": 5}}``."""
+
+    scrape: Annotated[tuple[str, ...], NoDecode] = ()
+    """Addresses of vLLM servers whose ``/metrics`` are read, separated by commas."""
+    scrape_file: str | None = None
+    """More of them, in a JSON file as for Prometheus' ``file_sd_configs``; read anew on change."""
+    scrape_http_sd: str | None = None
+    """More of them, from an address as for Prometheus' ``http_sd_configs``."""
+    scrape_interval_seconds: float = Field(15.0, ge=1)
+    """Time between two scrapes of a target."""
+    scrape_timeout_seconds: float = Field(5.0, gt=0)
+    """Longest wait for one page."""
+    scrape_refresh_seconds: float = Field(60.0, ge=1)
+    """Time between two looks at ``scrape_file`` and ``scrape_http_sd``."""
+    scrape_max_bytes: int = Field(32 * _MIB, ge=1024)
+    """Largest page taken."""
+    scrape_concurrency: int = Field(16, ge=1, le=1000)
+    """Pages fetched at the same time."""
 
     trace_url_template: str | None = None
     """Link to a trace, e.g. ``https://jaeger.example/trace/{trace_id}``."""
@@ -95,10 +106,24 @@ class Settings(NotifySettings):
             raise ValueError(f"{value!r} does not name a file: give a path such as ./kvlens.db")
         return str(Path(path).expanduser())
 
-    @field_validator("allowed_hosts", mode="before")
+    @field_validator("allowed_hosts", "scrape", mode="before")
     @classmethod
-    def _hosts(cls, value: object) -> object:
-        return tuple(filter(None, value.split(","))) if isinstance(value, str) else value
+    def _list(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        return tuple(filter(None, map(str.strip, value.split(","))))
+
+    @field_validator("scrape")
+    @classmethod
+    def _scrape(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(map(metrics_url, value))
+
+    @field_validator("scrape_http_sd")
+    @classmethod
+    def _http_sd(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("http://", "https://")):
+            raise ValueError(f"{value!r} is no address: give one with http:// or https://")
+        return value
 
     @field_validator("read_token", "ingest_token")
     @classmethod
@@ -132,6 +157,28 @@ class Settings(NotifySettings):
                         f"set KVLENS_{name.upper()} or listen on 127.0.0.1"
                     )
         return self
+
+    @model_validator(mode="after")
+    def _thresholds_of_models(self) -> Self:
+        for model in self.model_thresholds:
+            try:
+                self.thresholds(model)
+            except ValidationError as error:
+                first = error.errors()[0]
+                name = ".".join(map(str, first["loc"]))
+                why = first["msg"]
+                if first["type"] == "extra_forbidden":
+                    why = f"no such threshold; known are {', '.join(Thresholds.model_fields)}"
+                raise ValueError(f"model_thresholds of {model!r}: {name}: {why}") from error
+        return self
+
+    def thresholds(self, model: str) -> Thresholds:
+        """Thresholds for one model: the settings', with what it changes."""
+        changes = self.model_thresholds.get(model)
+        if not changes:
+            return self
+        common = {name: getattr(self, name) for name in Thresholds.model_fields}
+        return Thresholds.model_validate({**common, **changes})
 
     @property
     def loopback(self) -> bool:

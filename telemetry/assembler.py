@@ -281,6 +281,7 @@ class Assembler:
 
     def _lost(self, fact: facts.Lost) -> None:
         self._metrics.count(semconv.DROPPED_FACTS, fact.dropped)
+        self._emitter.dropped_facts += fact.dropped
         if fact.state_lost:
             self._residency.new_epoch()
 

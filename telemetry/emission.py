@@ -58,6 +58,8 @@ class Emitter:
         self._all_recorded = any(not sink.sampled for sink in sinks)
         self._count = accounting.Counters(info.layout, metrics)
         self._dropped: dict[int, int] = {}
+        self.dropped_facts = 0
+        """Facts that the queue had no room for."""
 
     def weigh(self, answer: Answer, request: OpenRequest) -> None:
         """Servable and expected tokens of a lookup, as residency stands at it.
@@ -280,6 +282,7 @@ class Emitter:
             output_tokens=finished.num_tokens - request.added.prompt_tokens if finished else 0,
             finish_reason=finished.reason if finished else "",
             preemptions=request.preemptions,
+            dropped=self.dropped_facts + sum(self._dropped.values()),
         )
 
 

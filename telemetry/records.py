@@ -241,6 +241,8 @@ class RequestRecord(Struct):
     finish_reason: str = ""
     preemptions: int = 0
     sampling_probability: float = 1.0
+    dropped: int = 0
+    """Facts, spans and records that this engine had dropped until then."""
     truncated: bool = False
     """Details were dropped to keep the JSON within its limit."""
 

@@ -148,6 +148,7 @@ class IncidentKind(_Str):
     UNSAFE_BOUNDARY = "unsafe_boundary"
     TELEMETRY_LOST = "telemetry_lost"
     VERSION_REGRESSION = "version_regression"
+    LOOKUP_FALLBACK = "lookup_fallback"
 
 
 class Severity(_Str):
@@ -479,6 +480,9 @@ DASHBOARD_METRIC_EXPORTS: Final = "kvlens_dashboard_metric_exports"
 DASHBOARD_STREAM_DROPPED: Final = "kvlens_dashboard_stream_dropped_events"
 DASHBOARD_NOTIFICATIONS: Final = "kvlens_dashboard_notifications"
 DASHBOARD_NOTIFY_WAITING: Final = "kvlens_dashboard_notifications_waiting"
+DASHBOARD_SCRAPES: Final = "kvlens_dashboard_scrapes"
+DASHBOARD_SCRAPE_TARGETS: Final = "kvlens_dashboard_scrape_targets"
+LABEL_STATE: Final = "state"
 LABEL_TARGET: Final = "target"
 LABEL_OUTCOME: Final = "outcome"
 

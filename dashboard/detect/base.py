@@ -1,16 +1,17 @@
 """What a detector is, and what it reports.
 
-Detectors see finished requests in the order of their finish times and keep no
-clock of their own: the same records give the same incidents, live or replayed.
+Detectors see observations in the order of their times and keep no clock of
+their own: the same observations give the same incidents, live or replayed.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, Protocol
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from kvlens.dashboard.detect.thresholds import ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.semconv import IncidentKind
 
@@ -29,6 +30,10 @@ class Scope(msgspec.Struct, kw_only=True, frozen=True):
     """Finish time of the newest one, inclusive."""
     min_expected_tokens: int = 0
     max_served_tokens: int | None = None
+    min_lost_tokens: int = 0
+    verdicts: tuple[str, ...] = ()
+    """Any of these; empty = all."""
+    cause: str | None = None
 
 
 class Incident(msgspec.Struct, kw_only=True, frozen=True):
@@ -55,6 +60,8 @@ class Incident(msgspec.Struct, kw_only=True, frozen=True):
     next_step: str
     groups: list[int]
     """KV groups that brought requests to zero."""
+    engines: list[str] = []
+    """Ids of all engines affected, where it is more than ``engine_id``."""
     example_requests: list[str]
     """Internal request ids, oldest first."""
     lost_tokens: int
@@ -62,27 +69,76 @@ class Incident(msgspec.Struct, kw_only=True, frozen=True):
     scope: Scope
 
 
-class Detector(Protocol):
-    """Turns requests into incidents, one incarnation at a time, on one thread."""
+class Stateful(Protocol):
+    """Something whose states, by key, are kept across restarts."""
+
+    dirty: set[str]
+    """Keys whose state changed since it was last kept; cleared by whoever keeps them."""
 
     @property
-    def kind(self) -> IncidentKind:
-        """The only kind of incident that this detector reports."""
+    def kind(self) -> str:
+        """The name that its states are kept under."""
+
+    def dump(self, key: str) -> bytes | None:
+        """State under ``key``; None when there is none (any more)."""
+
+    def load(self, key: str, state: bytes) -> None:
+        """Take up a state from :meth:`dump`."""
+
+
+class Detector(Stateful, Protocol):
+    """Turns requests into incidents of one kind, on one thread."""
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
 
+    def deferred(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
+        """The same for a request that still waits; its ``finish_time`` is when it was seen."""
+
     def end(self, incarnation_id: str, at: float) -> Incident | None:
         """Forget an incarnation that ended at ``at``; return its incident, now closed."""
 
-    def dump(self, incarnation_id: str) -> bytes | None:
-        """State of one incarnation, to survive a restart; None when there is none."""
 
-    def load(self, incarnation_id: str, state: bytes) -> None:
+StateT = TypeVar("StateT", bound=msgspec.Struct)
+
+
+class Keyed(Generic[StateT]):
+    """Keeps a state per key; implements :class:`Stateful` and what most detectors ignore."""
+
+    kind: IncidentKind
+
+    def __init__(self, state: type[StateT], thresholds: ThresholdsFor = defaults) -> None:
+        self._type = state
+        self._thresholds = thresholds
+        self._states: dict[str, StateT] = {}
+        self.dirty: set[str] = set()
+
+    def deferred(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
+        """A request that still waits tells most detectors nothing."""
+        return None
+
+    def dump(self, key: str) -> bytes | None:
+        """State under ``key``; None when there is none (any more)."""
+        state = self._states.get(key)
+        return None if state is None else msgspec.msgpack.encode(state)
+
+    def load(self, key: str, state: bytes) -> None:
         """Take up a state from :meth:`dump`."""
+        self._states[key] = msgspec.msgpack.decode(state, type=self._type)
+
+    def _touch(self, key: str) -> StateT | None:
+        """State under ``key``, which is about to change."""
+        self.dirty.add(key)
+        return self._states.get(key)
+
+    def _pop(self, key: str) -> StateT | None:
+        """Forget the state under ``key`` and return it."""
+        if key in self._states:
+            self.dirty.add(key)
+        return self._states.pop(key, None)
 
 
-def incident_id(kind: IncidentKind, incarnation_id: str, first_request: str) -> str:
+def incident_id(kind: str, incarnation_id: str, first_request: str) -> str:
     """Return an id that a replay of the same records gives again."""
     digest = hashlib.sha256(f"{kind}\0{incarnation_id}\0{first_request}".encode()).hexdigest()
     return f"{kind}-{digest[:12]}"

@@ -9,141 +9,176 @@ from __future__ import annotations
 
 import math
 from bisect import insort
-from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import ENGINE_GONE, RECOVERED, Incident
-from kvlens.dashboard.detect.run import Run, State, add, drafter_groups, incident_of, item_of
+from kvlens.dashboard.detect.base import ENGINE_GONE, RECOVERED, Incident, Keyed
+from kvlens.dashboard.detect.eligible import due, least_tokens
+from kvlens.dashboard.detect.tally import Item, Subject, Tally, incident, item_of
+from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, RequestRecord
-from kvlens.telemetry.semconv import Exit, IncidentKind, Verdict
+from kvlens.telemetry.semconv import IncidentKind, Severity
 
-_NOTHING_DUE: Final = frozenset(
-    map(str, (Verdict.SKIPPED, Verdict.LOCAL, Verdict.COLD, Verdict.EVICTED))
-)
-"""Verdicts that say that nothing was there to be served."""
-_NOT_OURS: Final = frozenset(map(str, (Exit.OTHER_CONNECTOR, Exit.NOT_ADMITTED, Exit.SKIPPED)))
-"""Ends of a last lookup after which serving nothing says nothing about the tier."""
 _LONGEST_RUN: Final = 4096
 """A run this long is an incident whatever the history, so that state stays bounded."""
 
 
-@dataclass(frozen=True)
-class ZeroHitConfig:
-    """Thresholds; tokens, seconds, a probability, requests."""
+class State(msgspec.Struct):
+    """One incarnation."""
 
-    min_tokens: int = 256
-    min_requests: int = 3
-    window: float = 1800.0
-    accident: float = 1e-6
-    recovery: int = 10
+    engine_id: str
+    model: str
+    min_tokens: int = 0
+    """Expected tokens from which a request is eligible."""
+    eligible: float = 0.0
+    """Requests before the run and outside incidents, weighted by 1 / sampling probability."""
+    failed: float = 0.0
+    """Those of them that were served nothing."""
+    served_until: float = -math.inf
+    newest: float = -math.inf
+    run: list[Item] = []
+    served_in_a_row: int = 0
+    open: Tally | None = None
+    opened_at: float = 0.0
 
 
-class ZeroHit:
+class ZeroHit(Keyed[State]):
     """See :class:`kvlens.dashboard.detect.base.Detector`."""
 
-    kind: Final = IncidentKind.ZERO_HIT
+    kind = IncidentKind.ZERO_HIT
 
-    def __init__(self, config: ZeroHitConfig | None = None) -> None:
-        self._config = config or ZeroHitConfig()
-        self._states: dict[str, State] = {}
+    def __init__(self, thresholds: ThresholdsFor = defaults) -> None:
+        super().__init__(State, thresholds)
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
-        state = self._states.get(record.incarnation_id)
-        if state is None:
-            state = self._states[record.incarnation_id] = State(
-                engine_id=engine.engine_id,
-                model=engine.model,
-            )
-        # Not kept from before a restart: the threshold may have been changed for it.
-        state.min_tokens = max(engine.layout.largest_chunk, self._config.min_tokens)
-        if not _eligible(record, state.min_tokens):
+        limits = self._thresholds(engine.model)
+        min_tokens = least_tokens(engine, limits)
+        if not due(record, min_tokens):
             return None
+        state = self._touch(record.incarnation_id)
+        if state is None:
+            state = self._states[record.incarnation_id] = State(engine.engine_id, engine.model)
+        # Not kept from before a restart: the threshold may have been changed for it.
+        state.min_tokens = min_tokens
         state.newest = max(state.newest, record.finish_time)
         if state.open is not None:
-            return self._while_open(record, state, state.open)
+            return self._while_open(record, state, state.open, limits)
         if record.served_tokens:
-            self._served(record, state)
+            _served(record, state)
             return None
-        return self._failed(record, engine, state)
+        return self._failed(record, engine, state, limits)
 
     def end(self, incarnation_id: str, at: float) -> Incident | None:
         """Forget an incarnation that ended at ``at``; return its incident, now closed."""
-        state = self._states.pop(incarnation_id, None)
+        state = self._pop(incarnation_id)
         if state is None or state.open is None:
             return None
-        return incident_of(incarnation_id, state, state.open, at, ENGINE_GONE)
+        return _incident(incarnation_id, state, state.open, (at, ENGINE_GONE))
 
-    def dump(self, incarnation_id: str) -> bytes | None:
-        """State of one incarnation, to survive a restart; None when there is none."""
+    def is_open(self, incarnation_id: str) -> bool:
+        """Whether an incident of this incarnation is open."""
         state = self._states.get(incarnation_id)
-        return None if state is None else msgspec.msgpack.encode(state)
+        return state is not None and state.open is not None
 
-    def load(self, incarnation_id: str, state: bytes) -> None:
-        """Take up a state from :meth:`dump`."""
-        self._states[incarnation_id] = msgspec.msgpack.decode(state, type=State)
-
-    def _served(self, record: RequestRecord, state: State) -> None:
-        """End the run; what finished before this request becomes history."""
-        state.served_until = max(state.served_until, record.finish_time)
-        state.eligible += 1 / record.sampling_probability
-        before = [item for item in state.run if item.finish_time <= record.finish_time]
-        state.eligible += len(before)
-        state.failed += len(before)
-        del state.run[: len(before)]
-
-    def _failed(self, record: RequestRecord, engine: EngineInfo, state: State) -> Incident | None:
+    def _failed(
+        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+    ) -> Incident | None:
         if record.finish_time < state.served_until:  # arrived late
             state.eligible += 1
             state.failed += 1
             return None
         insort(state.run, item_of(record), key=lambda item: item.finish_time)
-        oldest = state.newest - self._config.window
+        oldest = state.newest - limits.zero_hit_window_seconds
         while state.run[0].finish_time < oldest or len(state.run) > _LONGEST_RUN:
             del state.run[0]
-        if len(state.run) < self._needed(state):
+        if len(state.run) < _needed(state, limits):
             return None
-        used, annotated = drafter_groups(record, engine)
-        state.open = Run(
-            opened_at=state.run[-1].finish_time,
-            first=state.run[0].request_id,
-            since=state.run[0].finish_time,
-            until=state.run[0].finish_time,
-            drafter_groups=used,
-            annotated_drafter_groups=annotated,
-        )
+        state.open = Tally(facts=_drafters(record, engine))
+        state.opened_at = state.run[-1].finish_time
         for item in state.run:
-            add(state.open, item)
+            _count(state.open, item)
         state.run.clear()
-        return incident_of(record.incarnation_id, state, state.open)
+        return _incident(record.incarnation_id, state, state.open)
 
-    def _while_open(self, record: RequestRecord, state: State, run: Run) -> Incident | None:
+    def _while_open(
+        self, record: RequestRecord, state: State, tally: Tally, limits: Thresholds
+    ) -> Incident | None:
         if not record.served_tokens:
             state.served_in_a_row = 0
-            add(run, item_of(record))
-            return incident_of(record.incarnation_id, state, run)
+            _count(tally, record)
+            return _incident(record.incarnation_id, state, tally)
         state.served_in_a_row += 1
         state.served_until = max(state.served_until, record.finish_time)
-        if state.served_in_a_row < self._config.recovery:
+        if state.served_in_a_row < limits.zero_hit_recovery:
             return None
-        closed = incident_of(record.incarnation_id, state, run, record.finish_time, RECOVERED)
+        closed = _incident(record.incarnation_id, state, tally, (record.finish_time, RECOVERED))
         state.open, state.served_in_a_row = None, 0
         return closed
 
-    def _needed(self, state: State) -> int:
-        """Length from which a run is no accident: rate ** length < accident."""
-        rate = state.failed / state.eligible if state.eligible else 0.0
-        if rate <= 0:
-            return self._config.min_requests
-        if rate >= 1:
-            return _LONGEST_RUN
-        length = math.floor(math.log(self._config.accident) / math.log(rate)) + 1
-        return min(max(length, self._config.min_requests), _LONGEST_RUN)
+
+def _served(record: RequestRecord, state: State) -> None:
+    """End the run; what finished before this request becomes history."""
+    state.served_until = max(state.served_until, record.finish_time)
+    state.eligible += 1 / record.sampling_probability
+    before = [item for item in state.run if item.finish_time <= record.finish_time]
+    state.eligible += len(before)
+    state.failed += len(before)
+    del state.run[: len(before)]
 
 
-def _eligible(record: RequestRecord, min_tokens: int) -> bool:
-    if record.expected_tokens < min_tokens or record.verdict in _NOTHING_DUE:
-        return False
-    return not record.lookups or record.lookups[-1].exit not in _NOT_OURS
+def _needed(state: State, limits: Thresholds) -> int:
+    """Length from which a run is no accident: rate ** length < accident."""
+    rate = state.failed / state.eligible if state.eligible else 0.0
+    if rate <= 0:
+        return limits.zero_hit_requests
+    if rate >= 1:
+        return _LONGEST_RUN
+    length = math.floor(math.log(limits.zero_hit_accident) / math.log(rate)) + 1
+    return min(max(length, limits.zero_hit_requests), _LONGEST_RUN)
+
+
+def _count(tally: Tally, item: RequestRecord | Item) -> None:
+    tally.add(item)
+    tally.sum({"expected": item.expected_tokens, "servable": item.servable_tokens})
+
+
+def _drafters(record: RequestRecord, engine: EngineInfo) -> dict[str, Any]:
+    """Groups popped as drafter groups, and those that the model annotates as such."""
+    groups = engine.layout.groups
+    used = {group.kv_group for group in groups if group.drafter_used}
+    used.update(g.kv_group for lookup in record.lookups for g in lookup.groups if g.drafter)
+    return {
+        "drafter_groups": sorted(used),
+        "annotated_drafter_groups": [group.kv_group for group in groups if group.drafter],
+    }
+
+
+def _incident(
+    incarnation_id: str, state: State, tally: Tally, closed: tuple[float, str] | None = None
+) -> Incident:
+    """Say what the run amounts to."""
+    why = f"; cause: {tally.cause.replace('_', ' ')}" if tally.cause else ""
+    expected = int(tally.numbers["expected"])
+    return incident(
+        IncidentKind.ZERO_HIT,
+        Severity.CRITICAL,
+        Subject(state.engine_id, incarnation_id, state.model),
+        tally,
+        state.opened_at,
+        summary=f"{tally.requests:,} requests were served 0 of {expected:,} tokens that "
+        f"offloading should have served{why}",
+        evidence={
+            "run_length": tally.requests,
+            "expected_tokens": expected,
+            "servable_tokens": int(tally.numbers["servable"]),
+            "served_tokens": 0,
+            "causes": tally.causes_named(),
+            **tally.facts,
+            "eligible_before": state.eligible,
+            "served_nothing_before": state.failed,
+        },
+        scope={"min_expected_tokens": state.min_tokens, "max_served_tokens": 0},
+        closed=closed,
+    )

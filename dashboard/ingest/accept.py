@@ -24,6 +24,7 @@ from kvlens.telemetry import semconv
 from kvlens.telemetry.records import (
     EngineInfo,
     RecordError,
+    RequestRecord,
     decode_engine,
     decode_record,
     encode,
@@ -57,7 +58,8 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
     engines: list[tuple[EngineInfo, float]] = []
     events: list[EngineEvent] = []
     rows: list[Row] = []
-    accepted = Accepted(Batch(engines, events, rows))
+    deferrals: list[RequestRecord] = []
+    accepted = Accepted(Batch(engines, events, rows, deferrals=deferrals))
     for resource in resources:
         ours = [span for span in resource.spans if span.name in _OURS]
         accepted.ignored += len(resource.spans) - len(ours)
@@ -79,6 +81,8 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
                 newest = max(newest, check_time(span.end_time, f"end time of {span.name}"))
                 if span.name == semconv.SPAN_ENGINE:
                     events.append(_event(span, engine))
+                elif semconv.ATTR_RECORD in span.attributes:
+                    deferrals.append(_row(span, engine, max_json).record)
             except RecordError as error:
                 accepted.rejected[str(error)] += 1
         engines.append((engine, newest))

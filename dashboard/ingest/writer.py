@@ -171,7 +171,13 @@ class Writer:
     def _detect(self, group: list[_Item], appended: Appended) -> None:
         engines = {info.incarnation_id: info for batch, _ in group for info, _ in batch.engines}
         try:
-            self._detection.process(appended.records, appended.ended, engines.values())
+            self._detection.process(
+                appended.records,
+                appended.ended,
+                engines.values(),
+                [record for batch, _ in group for record in batch.deferrals],
+                [scrape for batch, _ in group for scrape in batch.scrapes],
+            )
         except Exception:
             self._metrics.errors.inc()
             _logger.exception("incidents were not kept, will try again with the next batch")

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from kvlens.dashboard.detect.base import Incident
+from kvlens.dashboard.scrape.reading import Scrape
 from kvlens.dashboard.store.actions import Action, Handling
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
@@ -45,6 +46,10 @@ class Batch(NamedTuple):
     events: Sequence[EngineEvent] = ()
     rows: Sequence[Row] = ()
     actions: Sequence[Action] = ()
+    deferrals: Sequence[RequestRecord] = ()
+    """Reports of requests that wait: for the detectors, not kept."""
+    scrapes: Sequence[Scrape] = ()
+    """The same for numbers read from servers."""
 
 
 class Appended(NamedTuple):

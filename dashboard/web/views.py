@@ -153,6 +153,9 @@ def incident_page(store: Store, incident: Incident) -> IncidentPage:
             engine=incident.incarnation_id,
             min_expected_tokens=scope.min_expected_tokens,
             max_served_tokens=scope.max_served_tokens,
+            min_lost_tokens=scope.min_lost_tokens,
+            verdicts=scope.verdicts,
+            cause=scope.cause,
             limit=AFFECTED,
         )
     )

@@ -113,6 +113,9 @@ INCIDENTS: Final[dict[str, Word]] = {
     IncidentKind.VERSION_REGRESSION: Word(
         "A version serves less", "Served share fell against the last good version or config."
     ),
+    IncidentKind.LOOKUP_FALLBACK: Word(
+        "Corrections are off", "An invariant failed, so that vLLM's own lookup is used."
+    ),
 }
 
 CELLS: Final[dict[CellState, Word]] = {

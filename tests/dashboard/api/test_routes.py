@@ -207,7 +207,7 @@ def test_openapi_lists_every_endpoint_and_the_allowed_values(client: httpx.Clien
         "/api/v1/engines", "/api/v1/engines/{ident}", "/api/v1/incidents",
         "/api/v1/incidents/{ident}", "/api/v1/requests", "/api/v1/requests/{ident}",
         "/api/v1/series", "/api/v1/stream", "/api/v1/export", "/v1/traces", "/v1/metrics",
-        "/metrics", "/healthz", "/readyz", "/api/v1/audit",
+        "/metrics", "/healthz", "/readyz", "/api/v1/audit", "/api/v1/targets",
         *(f"/api/v1/incidents/{{ident}}/{act}" for act in ("acknowledge", "silence", "annotate")),
     } == set(spec["paths"])  # fmt: skip
     assert spec["components"]["schemas"]["Verdict"]["enum"] == [str(v) for v in Verdict]

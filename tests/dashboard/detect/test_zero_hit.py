@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.detect.zero_hit import ZeroHit, ZeroHitConfig
+from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.detect.zero_hit import ZeroHit
 from kvlens.telemetry.records import RequestRecord
 
 INFO = factory.engine()
@@ -272,7 +273,9 @@ def _rare(detector: ZeroHit, failed: float, eligible: float) -> bytes:
 
 
 def test_thresholds() -> None:
-    detector = ZeroHit(ZeroHitConfig(min_tokens=2048, min_requests=2, recovery=1))
+    detector = ZeroHit(
+        lambda _: Thresholds(eligible_min_tokens=2048, zero_hit_requests=2, zero_hit_recovery=1)
+    )
     assert feed(detector, map(lost, range(9))) == []
     big = [factory.lost_record(n, INFO, chunks=4) for n in range(2)]
     assert len(feed(detector, big)) == 1

@@ -1,0 +1,205 @@
+"""What should not happen at all: stalls, refused stores, unsafe boundaries, lost telemetry."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kvlens.dashboard.detect.base import Incident
+from kvlens.dashboard.detect.eligible import number
+from kvlens.dashboard.detect.share import Limits, Share, State, Weight
+from kvlens.dashboard.detect.tally import Tally
+from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.telemetry.records import EngineInfo, RequestRecord
+from kvlens.telemetry.semconv import Cause, IncidentKind, Severity, Verdict
+
+_POSITION: Final = ("kv_group", "boundary", "state_tokens", "chunk", "unwritten_token")
+"""Evidence of an unsafe request that says where."""
+_REMEMBERED: Final = 1024
+"""Stalled requests remembered, so that each counts once however often it is reported."""
+
+
+class DeferralStall(Share):
+    """A lookup is deferred again and again; seen while the request still waits."""
+
+    kind = IncidentKind.DEFERRAL_STALL
+
+    def limits(self, limits: Thresholds) -> Limits:
+        """When to open: at the first."""
+        return Limits(limits.deferral_stall_window_seconds, 0.0, 1)
+
+    def deferred(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
+        """A request that still waits; shorter waits say nothing yet."""
+        if record.deferral_seconds <= self._thresholds(engine.model).deferral_stall_seconds:
+            return None
+        return self.observe(record, engine)
+
+    def weigh(
+        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+    ) -> Weight | None:
+        """One per request that asked the tier."""
+        if record.deferral_seconds <= limits.deferral_stall_seconds:
+            return Weight(total=1) if record.lookups and state.slots else None
+        longest = max(state.memory.values(), default=0.0)
+        known = state.memory.pop(record.internal_request_id, 0.0)
+        state.memory[record.internal_request_id] = max(known, record.deferral_seconds)
+        while len(state.memory) > _REMEMBERED:
+            del state.memory[next(iter(state.memory))]
+        facts = {
+            "longest_seconds": round(record.deferral_seconds, 3),
+            "deferred_lookups": sum(item.count for item in record.lookups),
+        }
+        longer = record.deferral_seconds >= longest
+        return Weight(1, 1, 0 if known else 1, facts=facts if longer else {})
+
+    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+        """Critical once it is more than a single request."""
+        many = tally.requests >= limits.deferral_stall_requests
+        return Severity.CRITICAL if many else Severity.WARNING
+
+    def summary(self, tally: Tally) -> str:
+        """One sentence with the numbers."""
+        why = f"; cause: {tally.cause.replace('_', ' ')}" if tally.cause else ""
+        return (
+            f"{tally.requests:,} {'request' if tally.requests == 1 else 'requests'} waited for an "
+            f"answer of the tier, up to {tally.facts['longest_seconds']:,.0f} s{why}"
+        )
+
+    def scope(self, state: State) -> dict[str, Any]:
+        """Filter for the affected requests."""
+        return {"verdicts": (str(Verdict.STALLED),)}
+
+
+class StoreFailures(Share):
+    """The tier refuses stores; a warning while it still serves."""
+
+    kind = IncidentKind.STORE_FAILURES
+
+    def limits(self, limits: Thresholds) -> Limits:
+        """When to open."""
+        return Limits(
+            limits.store_failures_window_seconds,
+            limits.store_failures_share,
+            limits.store_failures_count,
+        )
+
+    def weigh(
+        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+    ) -> Weight | None:
+        """Store decisions, and refused ones of them."""
+        if not record.stores and not record.served_tokens:
+            return None
+        chunks = sum(group.refused for store in record.stores for group in store.groups)
+        refused = sum(
+            store.refused or any(group.refused for group in store.groups) for store in record.stores
+        )
+        missed = record.cause == Cause.ALLOCATION_FAILURE and not record.served_tokens
+        return Weight(
+            total=len(record.stores),
+            bad=refused,
+            hits=refused,
+            numbers={
+                "stores": len(record.stores),
+                "refused_stores": refused,
+                "refused_chunks": chunks,
+                "loads": len(record.loads),
+                "served_tokens": record.served_tokens,
+                "requests_lost": int(missed),
+            },
+        )
+
+    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+        """Critical only if nothing is served any more, and something was lost by it."""
+        useless = not tally.numbers["served_tokens"]
+        lost = tally.numbers["requests_lost"] >= limits.zero_hit_requests
+        return Severity.CRITICAL if useless and lost else Severity.WARNING
+
+    def summary(self, tally: Tally) -> str:
+        """One sentence with the numbers."""
+        loads = tally.numbers["loads"]
+        return (
+            f"The tier refused {tally.numbers['refused_stores']:,.0f} of "
+            f"{tally.numbers['stores']:,.0f} stores "
+            f"({tally.numbers['refused_chunks']:,.0f} chunks), "
+            f"{f'while {loads:,.0f} loads went on' if loads else 'and nothing was loaded'}"
+        )
+
+    def next_step(self, tally: Tally) -> str:
+        """Advice."""
+        return (
+            "Enlarge the pool (--kv-offloading-size or cpu_bytes_to_use), or lower the number of "
+            "requests at a time: slots that are being read or written cannot be evicted. With a "
+            "second tier, look for errors of its backend in the engine's log."
+        )
+
+
+class UnsafeBoundary(Share):
+    """Wrong KV data was served or stored: outputs may be wrong. Open until the engine ends."""
+
+    kind = IncidentKind.UNSAFE_BOUNDARY
+    severity = Severity.CRITICAL
+
+    def limits(self, limits: Thresholds) -> Limits:
+        """When to open: at the first."""
+        return Limits(limits.zero_hit_window_seconds, 0.0, 1, recovers=False)
+
+    def weigh(
+        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+    ) -> Weight | None:
+        """Unsafe requests only."""
+        if record.verdict != Verdict.UNSAFE:
+            return None
+        facts = {
+            name: value for name in _POSITION
+            if (value := number(record.evidence, name)) is not None
+        }  # fmt: skip
+        return Weight(1, 1, 1, {"served_tokens": record.served_tokens}, facts)
+
+    def summary(self, tally: Tally) -> str:
+        """One sentence with the numbers."""
+        requests = f"{tally.requests:,} {'request' if tally.requests == 1 else 'requests'}"
+        if tally.cause == Cause.UNWRITTEN_SLOT:
+            return f"{requests} stored a block whose last slot was never written, as if it were"
+        return (
+            f"{requests} were served up to a boundary at which a recurrent group has no state: "
+            f"their outputs may be wrong"
+        )
+
+    def scope(self, state: State) -> dict[str, Any]:
+        """Filter for the affected requests."""
+        return {"verdicts": (str(Verdict.UNSAFE),)}
+
+
+class TelemetryLost(Share):
+    """The engine dropped facts or spans: numbers are lower bounds, causes less sure."""
+
+    kind = IncidentKind.TELEMETRY_LOST
+
+    def limits(self, limits: Thresholds) -> Limits:
+        """When to open: at the first."""
+        return Limits(limits.telemetry_lost_window_seconds, 0.0, 1)
+
+    def weigh(
+        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+    ) -> Weight | None:
+        """The engine's own count of what it dropped, which only rises."""
+        known = state.memory.get("dropped", 0.0)
+        state.memory["dropped"] = max(known, record.dropped)
+        more = record.dropped - known
+        if more <= 0:
+            return Weight(total=1) if state.slots else None
+        return Weight(1, 1, 1, {"dropped": more}, {"dropped_since_start": record.dropped})
+
+    def summary(self, tally: Tally) -> str:
+        """One sentence with the numbers."""
+        return (
+            f"The engine dropped {tally.numbers['dropped']:,.0f} facts or spans: what is shown of "
+            f"it is a lower bound"
+        )
+
+    def next_step(self, tally: Tally) -> str:
+        """Advice."""
+        return (
+            "Look at kvlens_dropped_facts_total and kvlens_dropped_spans_total: spans are dropped "
+            "while the OTLP endpoint is slow or away (bring it up, or lower sample_rate), facts "
+            "while the engine's process is starved (raise queue_size)."
+        )

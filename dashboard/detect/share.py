@@ -1,0 +1,199 @@
+"""Detectors that watch a share over the newest minutes.
+
+A request weighs something, of which a part may have gone wrong. An incident
+opens when the part is too large a share of the window, with enough requests
+behind it, and closes when the share has fallen to half of that.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from kvlens.dashboard.detect.base import ENGINE_GONE, RECOVERED, Incident, Keyed
+from kvlens.dashboard.detect.tally import Item, Subject, Tally, incident
+from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
+from kvlens.telemetry.records import EngineInfo, RequestRecord
+from kvlens.telemetry.semconv import Severity
+
+_SLOTS: Final = 30
+"""Parts of a window: it moves in steps of one, so that state stays small at any rate."""
+
+
+class Limits(NamedTuple):
+    """When a share is too large."""
+
+    window: float
+    """Seconds."""
+    share: float
+    """Of the window's total; 0 = any."""
+    hits: float
+    """Sum of :attr:`Weight.hits` within the window, at the least."""
+    recovers: bool = True
+    """Whether the incident closes when the share has fallen."""
+
+
+class Weight(NamedTuple):
+    """What one request adds to the window."""
+
+    total: float
+    bad: float = 0.0
+    hits: float = 0.0
+    """Above 0: the request is affected, and counts that much towards the minimum."""
+    numbers: dict[str, float] = {}
+    facts: dict[str, Any] = {}
+
+
+class Slot(msgspec.Struct):
+    """One part of the window."""
+
+    total: float = 0.0
+    bad: float = 0.0
+    hits: float = 0.0
+    tally: Tally = msgspec.field(default_factory=Tally)
+
+
+class State(msgspec.Struct):
+    """One incarnation."""
+
+    engine_id: str
+    model: str
+    min_tokens: int = 0
+    newest: float = -math.inf
+    slots: dict[int, Slot] = {}
+    """By start time in slot widths."""
+    open: Tally | None = None
+    opened_at: float = 0.0
+    memory: dict[str, float] = {}
+    """What a detector has to remember of earlier requests, by name."""
+    held: list[Item] = []
+    """Requests that do not count yet."""
+
+
+class Share(Keyed[State]):
+    """See the module's text; a detector says what requests weigh and what it amounts to."""
+
+    severity = Severity.WARNING
+
+    def __init__(self, thresholds: ThresholdsFor = defaults) -> None:
+        super().__init__(State, thresholds)
+
+    @abstractmethod
+    def limits(self, limits: Thresholds) -> Limits:
+        """When to open."""
+
+    @abstractmethod
+    def weigh(
+        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+    ) -> Weight | None:
+        """What one request adds; None if it says nothing here."""
+
+    @abstractmethod
+    def summary(self, tally: Tally) -> str:
+        """One sentence with the numbers."""
+
+    def scope(self, state: State) -> dict[str, Any]:
+        """Filter for the affected requests."""
+        return {}
+
+    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+        """How bad it is."""
+        return self.severity
+
+    def next_step(self, tally: Tally) -> str:
+        """Advice; empty for that of the most common cause."""
+        return ""
+
+    def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
+        """Take one finished request; return the incident if it opened, changed or closed."""
+        limits = self._thresholds(engine.model)
+        state = self._states.get(record.incarnation_id) or State(engine.engine_id, engine.model)
+        weight = self.weigh(record, engine, state, limits)
+        if weight is None:
+            return None
+        self.dirty.add(record.incarnation_id)
+        self._states[record.incarnation_id] = state
+        rule = self.limits(limits)
+        state.newest = max(state.newest, record.finish_time)
+        self._add(record, weight, state, rule)
+        return self._decide(record, weight, state, rule, limits)
+
+    def end(self, incarnation_id: str, at: float) -> Incident | None:
+        """Forget an incarnation that ended at ``at``; return its incident, now closed."""
+        state = self._pop(incarnation_id)
+        if state is None or state.open is None:
+            return None
+        limits = self._thresholds(state.model)
+        return self._incident(incarnation_id, state, state.open, limits, (at, ENGINE_GONE))
+
+    def _add(
+        self, record: RequestRecord | Item, weight: Weight, state: State, rule: Limits
+    ) -> None:
+        width = rule.window / _SLOTS
+        oldest = int(state.newest // width) - _SLOTS + 1
+        for number in [number for number in state.slots if number < oldest]:
+            del state.slots[number]
+        number = int(record.finish_time // width)
+        tallies = [state.open] if state.open is not None else []
+        if number >= oldest:
+            slot = state.slots.setdefault(number, Slot())
+            slot.total += weight.total
+            slot.bad += weight.bad
+            slot.hits += weight.hits
+            tallies = tallies or [slot.tally]
+        for tally in tallies:
+            tally.sum(weight.numbers, weight.facts)
+            if weight.hits:
+                tally.add(record)
+            elif weight.bad:
+                tally.until = max(tally.until, record.finish_time)
+
+    def _decide(
+        self, record: RequestRecord, weight: Weight, state: State, rule: Limits, limits: Thresholds
+    ) -> Incident | None:
+        total, bad, hits = (
+            sum(getattr(slot, name) for slot in state.slots.values())
+            for name in ("total", "bad", "hits")
+        )
+        if state.open is None:
+            if hits < rule.hits or bad <= rule.share * total:
+                return None
+            state.open, state.opened_at = Tally(), record.finish_time
+            for _, slot in sorted(state.slots.items()):
+                state.open.merge(slot.tally)
+                slot.tally = Tally()
+        elif rule.recovers and bad <= rule.share / 2 * total:
+            tally, state.open = state.open, None
+            closed = (record.finish_time, RECOVERED)
+            return self._incident(record.incarnation_id, state, tally, limits, closed)
+        elif not weight.bad:
+            return None
+        return self._incident(record.incarnation_id, state, state.open, limits)
+
+    def _incident(
+        self,
+        incarnation_id: str,
+        state: State,
+        tally: Tally,
+        limits: Thresholds,
+        closed: tuple[float, str] | None = None,
+    ) -> Incident:
+        numbers = {
+            name: int(value) if value.is_integer() else round(value, 6)
+            for name, value in ((name, float(value)) for name, value in tally.numbers.items())
+        }
+        return incident(
+            self.kind,
+            self.rank(tally, limits),
+            Subject(state.engine_id, incarnation_id, state.model),
+            tally,
+            state.opened_at,
+            summary=self.summary(tally),
+            evidence={**numbers, "causes": tally.causes_named(), **tally.facts},
+            next_step=self.next_step(tally),
+            scope=self.scope(state),
+            closed=closed,
+        )

@@ -1,0 +1,1 @@
+"""Numbers of vLLM servers, stock or instrumented, from their ``/metrics``."""

@@ -1,0 +1,209 @@
+"""What one page says about each engine behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from kvlens.dashboard.scrape import names
+from kvlens.dashboard.scrape.page import Page, Sample, parse, total
+from kvlens.telemetry import semconv
+from kvlens.telemetry.semconv import Metric
+
+LOST: Final = "lost."
+"""Counters of lost tokens are called this and the cause."""
+VERDICT: Final = "verdict."
+"""Counters of requests are called this and the verdict."""
+_TOTALS: Final[dict[str, Metric]] = {
+    "expected_tokens": semconv.EXPECTED_TOKENS,
+    "servable_tokens": semconv.SERVABLE_TOKENS,
+    "served_tokens": semconv.SERVED_TOKENS,
+    "evicted_tokens": semconv.EVICTED_TOKENS,
+    "stored_chunks": semconv.STORED_CHUNKS,
+    "refused_chunks": semconv.REFUSED_CHUNKS,
+    "observer_errors": semconv.OBSERVER_ERRORS,
+    "dropped_facts": semconv.DROPPED_FACTS,
+    "dropped_spans": semconv.DROPPED_SPANS,
+}
+_BY_LABEL: Final = (
+    (LOST, semconv.LOST_TOKENS, semconv.LABEL_CAUSE),
+    (VERDICT, semconv.REQUESTS, semconv.LABEL_VERDICT),
+)
+_OURS: Final = (
+    semconv.INFO, semconv.CAPACITY_CHUNKS, semconv.RESIDENT_CHUNKS, semconv.LOOKUP_FALLBACK,
+    semconv.LOST_TOKENS, semconv.REQUESTS, *_TOTALS.values(),
+)  # fmt: skip
+_OUR_NAMES: Final = frozenset(metric.exposed_name for metric in _OURS)
+WANTED: Final = _OUR_NAMES | frozenset(
+    (
+        names.STARTED, names.CACHE_CONFIG, names.GPU_USAGE, names.PROMPT_LENGTHS,
+        f"{names.ASYNC_DELAYS}_bucket", names.STORE_BYTES, names.LOAD_BYTES,
+        names.DEPRECATED_BYTES, *(name for many in names.COUNTERS.values() for name in many),
+    )
+)  # fmt: skip
+"""Names of all samples that :func:`read` looks at."""
+
+
+class Reading(msgspec.Struct, kw_only=True):
+    """One engine on one page. A series that is not on the page has no entry."""
+
+    engine: str
+    model: str
+    started_at: float | None = None
+    """Start of the server's process, Unix seconds."""
+    counters: dict[str, float] = {}
+    gpu_usage: float | None = None
+    gpu_tokens: float | None = None
+    """Tokens that the GPU cache holds."""
+    hash_algorithm: str = ""
+    prompt_lengths: dict[float, float] = {}
+    """Prompts of at most that many tokens."""
+    info: dict[str, str] = {}
+    """Labels of ``kvlens_info``; empty on a stock engine."""
+    capacity_chunks: float | None = None
+    resident_chunks: dict[str, float] = {}
+    """By group; only where kvlens replays them, never vLLM's usage gauge of transfers."""
+    fallback: bool = False
+    """An invariant failed, so that vLLM's own lookup is used."""
+
+    @property
+    def instrumented(self) -> bool:
+        """Whether kvlens' own numbers are there."""
+        return "expected_tokens" in self.counters
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything on the page comes from an offload connector."""
+        return self.instrumented or "store_bytes" in self.counters
+
+
+class Scrape(msgspec.Struct, kw_only=True):
+    """One attempt to scrape one target."""
+
+    target: str
+    """Host and port, or what the configuration calls it."""
+    time: float
+    """Unix seconds."""
+    readings: list[Reading] = []
+    error: str = ""
+    """Why it failed; empty when it did not."""
+    gone: bool = False
+    """The target is no longer configured."""
+
+
+def read_page(text: str) -> list[Reading]:
+    """Readings of a page's text; raises ``PageError``."""
+    return read(parse(text, WANTED))
+
+
+def read(page: Page) -> list[Reading]:
+    """One reading per engine, by engine label; empty if the page is not vLLM's."""
+    engines: dict[str, str] = {}
+    for name, samples in page.items():
+        ours = name in _OUR_NAMES
+        if ours or (name.startswith(names.PREFIX) and name != names.CACHE_CONFIG):
+            for sample in samples:
+                engine = sample.labels.get(names.LABEL_ENGINE, "0")
+                engines[engine] = engines.get(engine) or sample.labels.get(names.LABEL_MODEL, "")
+    return [_reading(_of(page, engine), engine, model) for engine, model in sorted(engines.items())]
+
+
+def _of(page: Page, engine: str) -> Page:
+    """Samples of one engine, and those that are the whole process's."""
+    return {
+        name: kept
+        for name, samples in page.items()
+        if (kept := [s for s in samples if s.labels.get(names.LABEL_ENGINE, engine) == engine])
+    }
+
+
+def _reading(page: Page, engine: str, model: str) -> Reading:
+    config = _first(page, names.CACHE_CONFIG)
+    info = _first(page, semconv.INFO.exposed_name)
+    own = {names.LABEL_ENGINE, names.LABEL_MODEL}
+    return Reading(
+        engine=engine,
+        model=model,
+        started_at=total(page, [names.STARTED]),
+        counters=dict(_counters(page)),
+        gpu_usage=_largest(page.get(names.GPU_USAGE, ())),
+        gpu_tokens=_gpu_tokens(config.labels) if config else None,
+        hash_algorithm=config.labels.get("prefix_caching_hash_algo", "") if config else "",
+        prompt_lengths={
+            float(sample.labels[names.LABEL_LE]): sample.value
+            for sample in page.get(names.PROMPT_LENGTHS, ())
+            if _is_number(sample.labels.get(names.LABEL_LE, ""))
+        },
+        info={k: v for k, v in info.labels.items() if k not in own} if info else {},
+        capacity_chunks=total(page, [semconv.CAPACITY_CHUNKS.exposed_name]),
+        resident_chunks={
+            sample.labels.get(semconv.LABEL_GROUP, ""): sample.value
+            for sample in page.get(semconv.RESIDENT_CHUNKS.exposed_name, ())
+        },
+        fallback=bool(
+            total(
+                page,
+                [semconv.LOOKUP_FALLBACK.exposed_name],
+                **{semconv.LABEL_REASON: str(semconv.Fallback.INVARIANT)},
+            )
+        ),
+    )
+
+
+def _counters(page: Page) -> Iterable[tuple[str, float]]:
+    for key, series in names.COUNTERS.items():
+        if (value := total(page, series)) is not None:
+            yield key, value
+    yield from _bytes(page)
+    for key, metric in _TOTALS.items():
+        if (value := total(page, [metric.exposed_name])) is not None:
+            yield key, value
+    for prefix, metric, label in _BY_LABEL:
+        for sample in page.get(metric.exposed_name, ()):
+            yield prefix + sample.labels.get(label, ""), sample.value
+    buckets = {
+        sample.labels.get(names.LABEL_LE, ""): sample.value
+        for sample in page.get(f"{names.ASYNC_DELAYS}_bucket", ())
+    }
+    finite = [float(edge) for edge in buckets if _is_number(edge)]
+    if "+Inf" in buckets and max(finite, default=0.0) >= names.LONGEST_DELAY:
+        longest = max((edge for edge in buckets if _is_number(edge)), key=float)
+        yield "delays_beyond", buckets["+Inf"] - buckets[longest]
+
+
+def _bytes(page: Page) -> Iterable[tuple[str, float]]:
+    """Bytes each way. The deprecated counters count the same bytes: the larger one is right,
+    since either may be missing, or stay at 0 beside a spec of one's own."""
+    for key, name, transfer in (
+        ("store_bytes", names.STORE_BYTES, names.STORE_TRANSFER),
+        ("load_bytes", names.LOAD_BYTES, names.LOAD_TRANSFER),
+    ):
+        flat = total(page, [name])
+        old = total(page, [names.DEPRECATED_BYTES], **{names.LABEL_TRANSFER: transfer})
+        found = [value for value in (flat, old) if value is not None]
+        if found:
+            yield key, max(found)
+
+
+def _first(page: Page, name: str) -> Sample | None:
+    return next(iter(page.get(name, ())), None)
+
+
+def _largest(samples: Iterable[Sample]) -> float | None:
+    return max((sample.value for sample in samples), default=None)
+
+
+def _gpu_tokens(config: object) -> float | None:
+    """Size of the GPU cache in tokens, as vLLM gives it, else blocks times their size."""
+    assert isinstance(config, dict)
+    size = config.get("kv_cache_size_tokens", "")
+    if _is_number(size):
+        return float(size)
+    blocks, tokens = config.get("num_gpu_blocks", ""), config.get("block_size", "")
+    return float(blocks) * float(tokens) if _is_number(blocks) and _is_number(tokens) else None
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).replace("e+", "", 1).isdecimal()
