@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvlens.telemetry import __version__
+from kvlens.telemetry.semconv import Cause, Verdict
 
 DEFAULT_PORT = 8790
 OK, USAGE = 0, 2
@@ -56,6 +57,62 @@ def _parser() -> argparse.ArgumentParser:
         "else .venv-affected/bin/python)",
     )
     demo.set_defaults(run=_demo)
+
+    simulate = commands.add_parser(
+        "simulate",
+        help="run scenario files on the installed vLLM's own scheduler, without a model",
+        description="Drive the installed vLLM's scheduler, KV-cache manager and the connector by "
+        "scenario files (docs/scenarios.md) and print what became of each request. Exit code 1 "
+        "if a critical incident was found, 2 if a scenario cannot be used.",
+    )
+    simulate.add_argument("scenarios", metavar="SCENARIO", nargs="+", type=Path, help="YAML file")
+    simulate.add_argument(
+        "--lookup",
+        choices=("corrected", "exact", "stock"),
+        default="corrected",
+        help="how the offload lookup is done (default: %(default)s)",
+    )
+    simulate.add_argument("--json", metavar="FILE", type=Path, help="write all records to FILE")
+    simulate.set_defaults(run=_simulate)
+
+    inspect = commands.add_parser(
+        "inspect",
+        help="show what a flight recorder kept",
+        description="Show the requests in flight-recorder files (docs/flight-recorder.md), one of "
+        "them in full with --request. Exit code 2 if a file is not one.",
+    )
+    inspect.add_argument("files", metavar="FILE", nargs="+", type=Path, help="file or folder")
+    inspect.add_argument("--request", metavar="ID", help="this request in full")
+    inspect.add_argument(
+        "--verdict", choices=[str(one) for one in Verdict], action="append", default=[]
+    )
+    inspect.add_argument(
+        "--cause", choices=[str(one) for one in Cause], action="append", default=[]
+    )
+    inspect.add_argument(
+        "--since", metavar="TIME", type=_time, help="Unix seconds, or 2026-09-07T12:00:00 (UTC)"
+    )
+    inspect.add_argument("--until", metavar="TIME", type=_time, help="both by time of finish")
+    inspect.add_argument("--json", action="store_true", help="print records as JSON lines")
+    inspect.set_defaults(run=_inspect)
+
+    replay = commands.add_parser(
+        "replay",
+        help="do a recording's lookups again: what would have been served, and which incidents",
+        description="Go through flight-recorder files (docs/flight-recorder.md): what each search "
+        "would have served of what was resident, and the incidents that a dashboard would have "
+        "opened. Exit code 1 if one is critical or a request was served an unsafe boundary, 2 if "
+        "a file is not one.",
+    )
+    replay.add_argument("files", metavar="FILE", nargs="+", type=Path, help="file or folder")
+    replay.add_argument(
+        "--lookup",
+        choices=("corrected", "exact", "stock"),
+        default="exact",
+        help="the search to compare with what was served (default: %(default)s)",
+    )
+    replay.add_argument("--json", metavar="FILE", type=Path, help="write all numbers to FILE")
+    replay.set_defaults(run=_replay)
     return parser
 
 
@@ -99,6 +156,66 @@ def _demo(options: argparse.Namespace) -> int:
             engine_python=options.engine_python,
         )
     )
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from kvlens.connector.simulation import command
+    from kvlens.dashboard.detect.engine import default_detectors
+    from kvlens.dashboard.detect.offline import detect
+    from kvlens.dashboard.settings import SettingsError, load_settings
+
+    try:
+        settings = load_settings()
+    except SettingsError as error:
+        print(f"kvlens simulate: {error}", file=sys.stderr)
+        return USAGE
+    return command.run(
+        options.scenarios,
+        options.lookup,
+        options.json,
+        lambda engine, finished, waiting: detect(
+            engine, finished, waiting, default_detectors(settings)
+        ),
+    )
+
+
+def _time(text: str) -> float:
+    from kvlens.dashboard.inspect_command import parse_time
+
+    try:
+        return parse_time(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no time: give Unix seconds or 2026-09-07T12:00:00"
+        ) from error
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    from kvlens.dashboard import inspect_command
+
+    filters = inspect_command.Filters(
+        request=options.request,
+        verdicts=options.verdict,
+        causes=options.cause,
+        since=options.since,
+        until=options.until,
+    )
+    return inspect_command.run(options.files, filters, options.json)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    try:
+        from kvlens.dashboard import replay_command
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] == "kvlens":
+            raise
+        print(
+            f"kvlens replay: its detectors need {error.name}: pip install 'kvlens[dashboard]' "
+            "(kvlens inspect does without)",
+            file=sys.stderr,
+        )
+        return USAGE
+    return replay_command.run(options.files, options.lookup, options.json)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,197 @@
+"""``kvlens inspect``: what a flight recorder kept, as a table, in full or as JSON lines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from kvlens.dashboard import inspect_request
+from kvlens.dashboard.recordings import Recording, load
+from kvlens.dashboard.terminal import Terminal, row, safe
+from kvlens.dashboard.web import words
+from kvlens.dashboard.web.format import clock, utc
+from kvlens.telemetry import records
+from kvlens.telemetry.flight_reader import Entry, FlightFileError
+from kvlens.telemetry.records import EngineInfo, RequestRecord
+
+OK, USAGE = 0, 2
+_WIDTHS: Final = (8, 0, 9, 20, -7, -7, -7)
+_HEADS: Final = ("TIME", "REQUEST", "VERDICT", "CAUSE", "SERVED", "OF", "LOST")
+_VERDICT: Final = _HEADS.index("VERDICT")
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Which records are shown; empty or None means all."""
+
+    request: str | None = None
+    verdicts: Sequence[str] = ()
+    causes: Sequence[str] = ()
+    since: float | None = None
+    until: float | None = None
+    """Finish times, Unix seconds, inclusive."""
+
+    def matches(self, record: RequestRecord) -> bool:
+        """Whether the record is to be shown."""
+        if self.request not in (None, record.request_id, record.internal_request_id):
+            return False
+        if self.verdicts and record.verdict not in self.verdicts:
+            return False
+        if self.causes and not set(self.causes).intersection(record.causes, [record.cause]):
+            return False
+        late = self.since is None or record.finish_time >= self.since
+        return late and (self.until is None or record.finish_time <= self.until)
+
+
+def parse_time(text: str) -> float:
+    """Unix seconds of ``1789000000`` or ``2026-09-07T12:00:00`` (UTC); raises ValueError."""
+    if text.replace(".", "", 1).isdecimal():
+        return float(text)
+    moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def run(paths: Sequence[Path], filters: Filters, as_json: bool) -> int:
+    """Print the records that match; returns the exit code."""
+    try:
+        recordings = load(paths)
+        if as_json:
+            return _json(recordings, filters)
+        return _in_full(recordings, filters) if filters.request else _table(recordings, filters)
+    except FlightFileError as error:
+        sys.stdout.flush()
+        print(f"kvlens inspect: {safe(str(error))}", file=sys.stderr)
+        return USAGE
+    except BrokenPipeError:  # a pager that was closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+
+
+def _json(recordings: Sequence[Recording], filters: Filters) -> int:
+    for recording in recordings:
+        for entry in recording:
+            if filters.matches(entry.record):
+                fields = msgspec.json.decode(records.encode(entry.record))
+                line = {"in_flight": entry.in_flight, **fields}
+                print(msgspec.json.encode(line).decode())
+        _notes(recording)
+    return OK
+
+
+def _in_full(recordings: Sequence[Recording], filters: Filters) -> int:
+    terminal = Terminal()
+    found = 0
+    for recording in recordings:
+        for entry in recording:
+            if filters.matches(entry.record):
+                if found:
+                    terminal.line()
+                inspect_request.show(terminal, entry, recording.engine)
+                found += 1
+        _notes(recording)
+    if found:
+        return OK
+    print(
+        f"kvlens inspect: no request {safe(filters.request or '')!r} that matches: give the id as "
+        f"the table or --json shows it",
+        file=sys.stderr,
+    )
+    return USAGE
+
+
+def _table(recordings: Sequence[Recording], filters: Filters) -> int:
+    terminal = Terminal()
+    for index, recording in enumerate(recordings):
+        if index:
+            terminal.line()
+        _show(terminal, recording, filters)
+        _notes(recording)
+    return OK
+
+
+def _show(terminal: Terminal, recording: Recording, filters: Filters) -> None:
+    describe(terminal, recording.engine)
+    widths = list(_WIDTHS)
+    widths[1] = terminal.width - sum(map(abs, widths)) - len(widths) + 1
+    verdicts: Counter[str] = Counter()
+    total, day, first, last, waiting = 0, "", 0.0, 0.0, False
+    for entry in recording:
+        record = entry.record
+        first, last = first or record.finish_time, record.finish_time
+        total += 1
+        if not filters.matches(record):
+            continue
+        if (today := utc(record.finish_time)[:10]) != day:
+            day = today
+            terminal.line()
+            terminal.line(terminal.colour(f"{day} (UTC)", "strong"))
+            terminal.line(row(_HEADS, widths))
+        tones = {_VERDICT: words.verdict(record.verdict).tone}
+        terminal.line(row(_cells(entry), widths, tones, terminal))
+        verdicts[record.verdict] += 1
+        waiting |= entry.in_flight
+    terminal.line()
+    if waiting:
+        terminal.line("* still waiting for a deferred lookup at that time")
+    counted = ", ".join(f"{count:,} {verdict}" for verdict, count in verdicts.most_common())
+    terminal.line(f"{sum(verdicts.values()):,} of {total:,} records{': ' * bool(counted)}{counted}")
+    if recording.unremarkable:
+        terminal.line(
+            f"{recording.unremarkable:,} unremarkable requests were left out by the recorder "
+            f"(flight_recorder_mode anomalies)"
+        )
+    if total:
+        terminal.line(f"from {utc(first)} to {utc(last)}")
+        terminal.line(_end(recording))
+
+
+def _cells(entry: Entry) -> tuple[str, ...]:
+    record = entry.record
+    return (
+        clock(record.finish_time)[:8],
+        record.request_id,
+        record.verdict + "*" * entry.in_flight,
+        record.cause or "",
+        f"{record.served_tokens:,}",
+        f"{max(record.eligible_tokens, record.served_tokens):,}",
+        f"{record.lost_tokens:,}",
+    )
+
+
+def _end(recording: Recording) -> str:
+    if recording.stopped_at is not None:
+        return f"the engine shut down at {utc(recording.stopped_at)}"
+    return "the engine runs still, or ended without a shutdown"
+
+
+def describe(terminal: Terminal, engine: EngineInfo) -> None:
+    """Print what an engine is."""
+    active = [item.name for item in engine.corrections if item.state == "active"]
+    groups = [f"{g.kv_group} {g.group_kind}/{g.tokens_per_chunk:,}" for g in engine.layout.groups]
+    drafters = [str(g.kv_group) for g in engine.layout.groups if g.drafter_used]
+    rank = f", rank {engine.dp_rank}" if engine.dp_rank else ""
+    for label, text in (
+        ("engine", f"{engine.engine_id}{rank} on {engine.host or 'an unnamed host'}"),
+        ("model", engine.model),
+        ("versions", f"vLLM {engine.vllm_version}, kvlens {engine.kvlens_version}"),
+        ("lookup", f"{engine.lookup}; corrections: {', '.join(active) or 'none active'}"),
+        ("groups", f"{', '.join(groups)}; drafter groups: {', '.join(drafters) or 'none'}"),
+        ("capacity", "unknown" if engine.capacity_chunks is None
+         else f"{engine.capacity_chunks:,} chunks"),
+        ("started", utc(engine.started_at)),
+    ):  # fmt: skip
+        terminal.wrapped(label, text, 10)
+
+
+def _notes(recording: Recording) -> None:
+    sys.stdout.flush()
+    for note in recording.notes():
+        print(f"kvlens inspect: {safe(note)}", file=sys.stderr)

@@ -1,0 +1,50 @@
+"""Incidents of a recording, as a dashboard would have opened them while it happened."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from kvlens.dashboard.detect.base import Detector, Incident
+from kvlens.dashboard.detect.panel import Observed, Panel
+from kvlens.dashboard.recordings import Recording
+from kvlens.telemetry.flight_reader import Entry
+from kvlens.telemetry.records import EngineInfo
+
+
+class _Event(NamedTuple):
+    """Something that a dashboard would have been told."""
+
+    time: float
+    engine: EngineInfo
+    entry: Entry | None
+    """None: the engine shut down."""
+
+
+def replay_incidents(
+    recordings: Sequence[Recording],
+    detectors: Sequence[Detector],
+    each: Callable[[Entry, EngineInfo], None],
+) -> list[Incident]:
+    """Incidents as they stood at the end, in the order in which they opened.
+
+    All engines are gone through in one order of time; ``each`` is given every
+    record on the way, so that files of any size are read once and not kept.
+    """
+    panel = Panel(detectors)
+    engines = {recording.engine.incarnation_id: recording.engine for recording in recordings}
+    for event in heapq.merge(*map(_events, recordings), key=lambda event: event.time):
+        if event.entry is None:
+            panel.end(event.engine.incarnation_id, event.time)
+        else:
+            each(event.entry, event.engine)
+            panel.observe([Observed(event.entry.record, event.entry.in_flight)], engines.get)
+    return sorted(panel.changed.values(), key=lambda incident: (incident.opened_at, incident.id))
+
+
+def _events(recording: Recording) -> Iterator[_Event]:
+    for entry in recording:
+        yield _Event(entry.record.finish_time, recording.engine, entry)
+    if recording.stopped_at is not None:
+        yield _Event(recording.stopped_at, recording.engine, None)

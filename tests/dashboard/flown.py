@@ -1,0 +1,27 @@
+"""Recordings on disk, made by the real flight recorder from the factory's records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from kvlens.telemetry.records import EngineInfo, RequestRecord
+from kvlens.telemetry.sinks.flight_files import FlightFiles
+from kvlens.telemetry.sinks.flight_recorder import FlightRecorder, Mode
+
+
+def fly(
+    folder: Path,
+    info: EngineInfo,
+    records: Iterable[RequestRecord],
+    waiting: Iterable[RequestRecord] = (),
+    mode: Mode = Mode.ALWAYS,
+) -> Path:
+    """Record ``records``, then the deferrals ``waiting``; returns the newest file."""
+    recorder = FlightRecorder(FlightFiles(folder, info, 8 * 1024 * 1024), mode, context=1)
+    for record in records:
+        recorder.request(record)
+    for record in waiting:
+        recorder.deferral(record)
+    recorder.close()
+    return max(folder.glob("*.kvlens"), key=lambda path: path.stat().st_mtime_ns)
