@@ -17,7 +17,7 @@ from kvlens.dashboard import inspect_request
 from kvlens.dashboard.recordings import Recording, load
 from kvlens.dashboard.terminal import Terminal, row, safe
 from kvlens.dashboard.web import words
-from kvlens.dashboard.web.format import clock, utc
+from kvlens.dashboard.web.format import clock, plural, utc
 from kvlens.telemetry import records
 from kvlens.telemetry.flight_reader import Entry, FlightFileError
 from kvlens.telemetry.records import EngineInfo, RequestRecord
@@ -145,8 +145,8 @@ def _show(terminal: Terminal, recording: Recording, filters: Filters) -> None:
     terminal.line(f"{sum(verdicts.values()):,} of {total:,} records{': ' * bool(counted)}{counted}")
     if recording.unremarkable:
         terminal.line(
-            f"{recording.unremarkable:,} unremarkable requests were left out by the recorder "
-            f"(flight_recorder_mode anomalies)"
+            f"Left out by the recorder (flight_recorder_mode anomalies): "
+            f"{plural(recording.unremarkable, 'unremarkable request')}."
         )
     if total:
         terminal.line(f"from {utc(first)} to {utc(last)}")

@@ -20,7 +20,7 @@ from kvlens.dashboard.replay_incidents import replay_incidents
 from kvlens.dashboard.settings import SettingsError, load_settings
 from kvlens.dashboard.terminal import Terminal, row, safe
 from kvlens.dashboard.web import words
-from kvlens.dashboard.web.format import utc
+from kvlens.dashboard.web.format import plural, utc
 from kvlens.telemetry.flight_reader import Entry, FlightFileError
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Severity, Verdict
@@ -194,14 +194,13 @@ def _modes(terminal: Terminal, report: Report) -> None:
     tokens = ", ".join(f"{mode} {report.by_mode[mode]:,}" for mode in MODES)
     terminal.wrapped("", f"Tokens served: {report.served:,} as it was; by search: {tokens}.", 0)
     for count, text in (
-        (report.unsafe_served, "were served an unsafe boundary: the output may be wrong"),
-        (report.unsafe_stock, f"would be served an unsafe boundary by the {STOCK} search"),
-        (report.lower_bounds, "list only a part of what was resident: lower bounds"),
-        (report.not_replayed, "were not replayed: they did not read, or what was resident "
-         "is not in the record"),
-    ):  # fmt: skip
+        (report.unsafe_served, "Served an unsafe boundary (the output may be wrong)"),
+        (report.unsafe_stock, f"Would get an unsafe boundary from the {STOCK} search"),
+        (report.lower_bounds, "With only a part of what was resident on record (lower bounds)"),
+        (report.not_replayed, "Not replayed (did not read, or nothing resident is on record)"),
+    ):
         if count:
-            terminal.wrapped("", f"{count:,} requests {text}.", 0)
+            terminal.wrapped("", f"{text}: {plural(count, 'request')}.", 0)
 
 
 def _incident(terminal: Terminal, incident: Incident) -> None:

@@ -1,6 +1,6 @@
 """The files of a flight recorder: a numbered series per engine, in a bounded folder.
 
-Every frame is one unbuffered append, so that whatever was written survives the
+Frames are appended unbuffered, so that whatever was written survives the
 process, however it ends. A write that fails half-way is taken back.
 """
 
@@ -42,20 +42,20 @@ class FlightFiles:
         self._fd: int | None = None
         self._size = 0
 
-    def append(self, frame: bytes) -> None:
-        """Append a frame; raises OSError, after which the file is as it was before."""
-        if self._fd is not None and (self._gone() or self._size + len(frame) > self.file_bytes):
+    def append(self, frames: bytes) -> None:
+        """Append whole frames; raises OSError, after which the file is as it was before."""
+        if self._fd is not None and (self._gone() or self._size + len(frames) > self.file_bytes):
             self.close()
         fd = self._open() if self._fd is None else self._fd
         try:
-            _write(fd, frame)
+            _write(fd, frames)
         except OSError:
             try:
                 os.ftruncate(fd, self._size)
             except OSError:
                 self.close()  # readers stop at what was cut off; the next file has the rest
             raise
-        self._size += len(frame)
+        self._size += len(frames)
 
     def close(self) -> None:
         """Close the newest file; the next frame opens another."""

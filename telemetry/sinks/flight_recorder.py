@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE_BYTES = 8 * 1024 * 1024
 """Encoded records that wait for the disk; beyond it the oldest are dropped."""
+_BATCH_BYTES = 65_536
+"""Encoded records written at once, about."""
 RETRY_SECONDS = 1.0
 MAX_RETRY_SECONDS = 15.0
 CLOSE_SECONDS = 2.0
@@ -161,20 +163,23 @@ class FlightRecorder:
             with self._lock:
                 if not self._queue:
                     return True
-                frame, lost = self._queue.popleft()
-                self._queued -= len(frame)
+                batch, size = [], 0
+                while self._queue and size < _BATCH_BYTES:
+                    batch.append(self._queue.popleft())
+                    size += len(batch[-1][0])
+                self._queued -= size
                 missing = self.dropped - self._reported
-            if not self._contained(self._write, frame, missing):
+            if not self._contained(self._write, b"".join(frame for frame, _ in batch), missing):
                 with self._lock:
-                    self._queue.appendleft((frame, lost))
-                    self._queued += len(frame)
+                    self._queue.extendleft(reversed(batch))
+                    self._queued += size
                 return False
 
-    def _write(self, frame: bytes, missing: int) -> None:
+    def _write(self, frames: bytes, missing: int) -> None:
         if missing:
             self._files.append(fmt.note_frame(fmt.Gap(dropped=missing)))
             self._reported += missing
-        self._files.append(frame)
+        self._files.append(frames)
 
     def _contained(self, call: Callable[..., None], *args: object) -> bool:
         """Call; False if it raised. One log line when that begins, one when it ends."""

@@ -158,7 +158,7 @@ def test_what_a_recording_lacks_is_said_and_is_no_error(
     assert main(["inspect", str(path)]) == 0
     said = capsys.readouterr()
     assert "5 of 5 records" in said.out
-    assert "1 unremarkable requests were left out" in said.out
+    assert "(flight_recorder_mode anomalies): 1 unremarkable request." in said.out
     assert "ended without a shutdown" in said.out
     assert "a record that was not written to its end" in said.err
 
