@@ -113,6 +113,28 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("--json", metavar="FILE", type=Path, help="write all numbers to FILE")
     replay.set_defaults(run=_replay)
+
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what is wrong with a vLLM server's KV offloading, from its /metrics",
+        description="Examine any vLLM server, with or without kvlens, from its /metrics page now "
+        "and a little later, or from two saved pages. Exit code 1 if a finding is critical, 2 if "
+        "a page cannot be read.",
+    )
+    doctor.add_argument(
+        "sources",
+        metavar="URL | BEFORE AFTER",
+        nargs="+",
+        help="address of the server, or two saved pages, the earlier one first",
+    )
+    doctor.add_argument(
+        "--wait", metavar="SECONDS", type=_seconds, default=10.0, help="between two looks (10)"
+    )
+    doctor.add_argument("--json", metavar="FILE", type=Path, help="write the report to FILE")
+    doctor.add_argument(
+        "--bundle", metavar="FILE", type=Path, help="write one redacted file for a bug report"
+    )
+    doctor.set_defaults(run=_doctor)
     return parser
 
 
@@ -216,6 +238,22 @@ def _replay(options: argparse.Namespace) -> int:
         )
         return USAGE
     return replay_command.run(options.files, options.lookup, options.json)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds (0 to 86400)")
+    return seconds
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from kvlens.dashboard.doctor import command
+
+    return command.run(options.sources, options.wait, options.json, options.bundle)
 
 
 if __name__ == "__main__":

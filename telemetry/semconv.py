@@ -392,7 +392,10 @@ LOOKUP_FALLBACK: Final = Metric(
 )  # fmt: skip
 INFO: Final = Metric(
     "kvlens_info", "gauge", "Versions and configuration of this engine's connector.", "1",
-    ("version", "vllm_version", "lookup", "corrections", "layout", "drafter_groups"),
+    (
+        "version", "vllm_version", "lookup", "corrections", "layout", "drafter_groups",
+        "persistent_tier", "hash_seed",
+    ),
 )  # fmt: skip
 GROUP_INFO: Final = Metric(
     "kvlens_group_info", "gauge", "KV-cache groups of this engine.", "1", GROUP_LABELS

@@ -26,7 +26,9 @@ def lost_hits(window: Window, limits: Thresholds) -> Outcome:
     lost, requests = sum(causes.values()), window.verdicts(*_LOSING)
     said = f"{lost:,.0f} of {expected:,.0f} expected tokens were lost"
     few = requests < limits.lost_hits_requests or expected < limits.eligible_min_tokens
-    if few or not window.rise("served_tokens") or lost <= limits.lost_hits_share * expected:
+    if lost and not window.rise("served_tokens"):
+        return fine(kind, f"{said}, and nothing was served: that is zero_hit's to judge")
+    if few or lost <= limits.lost_hits_share * expected:
         return fine(kind, said)
     cause = next(iter(causes))
     return found(

@@ -203,6 +203,8 @@ def _warm(window: Window, limits: Thresholds) -> bool:
     """Whether the tier had something to serve before the window ended."""
     if window.earlier("store_bytes") > 0:
         return True
+    if window.before is None and (window.seconds or 0.0) >= limits.scrape_window_seconds:
+        return True
     asked = window.rise("external_queries")
     room = window.after.gpu_tokens
     return asked >= _MUCH * limits.scrape_queries_tokens or bool(room and asked >= 3 * room)

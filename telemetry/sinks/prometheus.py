@@ -91,4 +91,6 @@ def info_labels(info: EngineInfo) -> Labels:
         ",".join(active),
         ",".join(layout),
         ",".join(drafters),
+        str(info.persistent_tier).lower(),
+        "fixed" if info.hash_seed_fixed else "random",
     )

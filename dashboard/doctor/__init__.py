@@ -1,0 +1,1 @@
+"""``kvlens doctor``: what one server's numbers say."""
