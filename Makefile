@@ -1,11 +1,10 @@
 # `make demo` and `make test` set up all they need. ARGS is passed on: make test ARGS="-k demo -x"
 PYTHON := python3
 VENV := .venv/bin
-AFFECTED := .venv-affected/bin
 TYPES := .build/typecheck
 ARGS :=
 
-.PHONY: setup environments demo test lint screenshots
+.PHONY: setup environments engines demo test lint screenshots
 
 setup:
 	@$(PYTHON) scripts/setup.py --system
@@ -13,13 +12,17 @@ setup:
 environments:
 	@$(PYTHON) scripts/setup.py
 
+# Every other vLLM that is supported, laid over .venv.
+engines: environments
+	@$(PYTHON) scripts/engines.py
+
 demo: environments
 	@$(VENV)/kvlens demo $(ARGS)
 
-# The connector's tests run on the affected engine too: its corrections are only needed there.
-test: setup lint
+# The connector's tests run on every vLLM that is supported: its corrections differ with it.
+test: setup engines lint
 	@failed=0; \
-	$(AFFECTED)/python -m pytest --connector-only $(ARGS) || [ $$? -eq 5 ] || failed=1; \
+	$(PYTHON) scripts/engines.py --test $(ARGS) || failed=1; \
 	$(VENV)/python -m pytest $(ARGS) || failed=1; \
 	exit $$failed
 

@@ -32,9 +32,7 @@ def full_attention(block_size: int) -> Any:
 def spec(tokens_per_block: tuple[int, ...]) -> Any:
     """An OffloadingSpec as ``from_spec`` reads it."""
     groups = tuple(
-        SimpleNamespace(
-            group_id=index, tokens_per_block=tokens, sliding_window_size_in_chunks=None
-        )
+        SimpleNamespace(group_id=index, tokens_per_block=tokens, sliding_window_size_in_chunks=None)
         for index, tokens in enumerate(tokens_per_block)
     )
     return SimpleNamespace(

@@ -81,14 +81,14 @@ class StatsSink:
 
 def info_labels(info: EngineInfo) -> Labels:
     """Values of :data:`semconv.INFO`'s labels."""
-    active = [item.name for item in info.corrections if item.state == "active"]
+    corrections = [f"{item.name}={item.state}" for item in info.corrections]
     layout = [f"{g.kv_group}:{g.group_kind}/{g.tokens_per_chunk}" for g in info.layout.groups]
     drafters = [str(g.kv_group) for g in info.layout.groups if g.drafter_used]
     return (
         info.kvlens_version,
         info.vllm_version,
         info.lookup,
-        ",".join(active),
+        ",".join(corrections),
         ",".join(layout),
         ",".join(drafters),
         str(info.persistent_tier).lower(),

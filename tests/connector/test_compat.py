@@ -14,12 +14,21 @@ from kvlens import connector
 from kvlens.connector import compat, offloading, versions
 from kvlens.connector.config import LookupMode
 
-OUTSIDE = ["0.11.0", "0.27.0", "0.34.0", "1.4.0", "unknown"]
+OUTSIDE = ["0.11.0", "0.27.0", "1.4.0", "unknown"]
+LAST = versions.SUPPORTED[-1].version
 
 
 def test_this_vllm_has_all_that_is_overridden():
     assert compat.missing_surface() == []
     assert compat.require_supported() == compat.Support()
+
+
+def test_a_minor_release_after_the_last_is_refused(monkeypatch):
+    major, minor, _ = LAST.split(".")
+    monkeypatch.setattr(compat, "vllm_version", lambda: f"{major}.{int(minor) + 1}.0")
+    monkeypatch.delenv(compat.OVERRIDE_ENV, raising=False)
+    with pytest.raises(compat.UnsupportedVLLMError, match="is outside the range"):
+        compat.require_supported()
 
 
 def test_this_vllm_is_one_of_the_list():
@@ -30,13 +39,13 @@ def test_this_vllm_is_one_of_the_list():
 def test_a_version_outside_the_range_is_refused(monkeypatch, version):
     monkeypatch.setattr(compat, "vllm_version", lambda: version)
     monkeypatch.delenv(compat.OVERRIDE_ENV, raising=False)
-    message = rf"vLLM {version} is outside .*\(0\.27\.1 to 0\.33\.0\)"
+    message = rf"vLLM {version} is outside .*\({versions.RANGE}\)"
     with pytest.raises(compat.UnsupportedVLLMError, match=message):
         compat.require_supported()
 
 
 @pytest.mark.parametrize(
-    "version", ["0.27.1", "0.27.2", "0.29.0+cpu", "0.32.1.dev4+g01234567", "0.33.7"]
+    "version", ["0.27.1", "0.27.2", "0.29.0+cpu", "0.32.1.dev4+g01234567", LAST, f"{LAST}.1"]
 )
 def test_a_version_inside_the_range_is_taken(monkeypatch, version):
     monkeypatch.setattr(compat, "vllm_version", lambda: version)
@@ -87,7 +96,7 @@ def test_an_untested_vllm_is_observed_with_its_own_lookup(untested, build, caplo
     assert made._settings.telemetry is True
     (line,) = [record.getMessage() for record in caplog.records]
     assert "1.4.0 is outside the range" in line
-    assert "0.27.1 to 0.33.0" in line
+    assert versions.RANGE in line
     assert line.endswith("it runs with its own lookup, uncorrected and observed")
 
 
@@ -114,5 +123,5 @@ def test_a_tested_vllm_that_cannot_be_described_is_an_error(build):
 
 def test_a_vllm_of_another_shape_is_refused_with_the_range(monkeypatch):
     monkeypatch.setitem(sys.modules, "kvlens.connector.offloading", None)
-    with pytest.raises(versions.UnsupportedVLLMError, match=r"tested with vLLM 0\.27\.1 to 0"):
+    with pytest.raises(versions.UnsupportedVLLMError, match=f"tested with vLLM {versions.RANGE}"):
         _ = connector.KVLensOffloadingConnector

@@ -47,7 +47,7 @@ def step(**changes):
         "num_scheduled_tokens": {}, "total_num_scheduled_tokens": 0,
         "finished_req_ids": set(), "preempted_req_ids": None,
         "scheduled_new_reqs": [], "kv_cache_block_copies": None,
-        "kv_connector_block_state": None,
+        "kv_connector_block_state": None, "partial_tail_offloads": None,
         "scheduled_cached_reqs": SimpleNamespace(
             req_ids=[], new_block_ids=[], resumed_req_ids=set(), num_computed_tokens=[]
         ),
@@ -66,7 +66,7 @@ def test_a_lookup_an_admission_and_a_load(observed):
     assert (arrived.prompt_tokens, arrived.trace_headers) == (130, {"traceparent": "x"})
     (lookup,) = sink.of(facts.LOOKUP)
     assert (lookup.local_tokens, lookup.num_tokens, lookup.result) == (0, 130, 128)
-    assert [(facts.group_of(k[0]), len(k), hits, w) for k, hits, w in lookup.queries] == [
+    assert [(facts.group_of(key), *rest) for key, *rest in lookup.queries] == [
         (0, 8, 8, None), (1, 2, 2, 1),
     ]  # fmt: skip
     assert [length for _, length in lookup.keys] == [8, 2]

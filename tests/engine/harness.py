@@ -11,23 +11,36 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvlens.connector import versions
 from kvlens.dashboard.demo import engine
 from kvlens.dashboard.demo.model import FIRST_WORD
 from kvlens.dashboard.demo.process import Supervisor
 from kvlens.dashboard.demo.traffic import Client, Plan
 from kvlens.telemetry import semconv
 
-NEWEST, AFFECTED = "0.32.0", "0.29.0"
+ROOT = Path(__file__).resolve().parents[2]
+SERVERS = [item.version for item in versions.SUPPORTED if item.level is versions.Level.SERVER]
+ENVIRONMENTS = {item.environment: item.version for item in versions.SUPPORTED}
+OLDEST, AFFECTED, NEWEST = SERVERS[0], ENVIRONMENTS[".venv-affected"], ENVIRONMENTS[".venv"]
 FLUSH_SECONDS = 30.0
 TINY_OPTIONS: dict[str, Any] = {"chunk_tokens": 512, "gpu_blocks": 64, "max_model_len": 2048}
 """For the tiny model: two prompts of 1,100 tokens fill the GPU cache."""
 
 
 def python_of(version: str) -> str:
-    """Interpreter of an engine: this one's environment, or the affected one."""
-    return engine.find_python() if version == AFFECTED else sys.executable
+    """Interpreter of an engine: this one's environment, the affected one, or one laid over."""
+    if version == NEWEST:
+        return sys.executable
+    if version == AFFECTED:
+        return engine.find_python()
+    folder = next(item.folder for item in versions.SUPPORTED if item.version == version)
+    python = ROOT / folder / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"vLLM {version} is not there: run `make engines`")
+    return str(python)
 
 
 @dataclass(frozen=True)

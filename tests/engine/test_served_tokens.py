@@ -1,4 +1,4 @@
-"""The same traffic on both engines, with vLLM's own lookup and with the corrected one.
+"""The same traffic on each engine, with vLLM's own lookup and with the corrected one.
 
 Eight prompts of 1,100 tokens, of which the GPU cache holds two; then the first again.
 """
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from harness import AFFECTED, NEWEST, Server, serve
+from harness import AFFECTED, NEWEST, OLDEST, SERVERS, Server, serve
 
 from kvlens.dashboard.demo import model
 from kvlens.dashboard.demo.traffic import Plan
@@ -24,7 +24,7 @@ REQUESTS = PLAN.documents + 1
 SERVABLE = 1024
 """Two chunks of 512 tokens."""
 STOCK, CORRECTED = "stock", "corrected"
-RUNS = [(version, lookup) for version in (AFFECTED, NEWEST) for lookup in (STOCK, CORRECTED)]
+RUNS = [(version, lookup) for version in SERVERS for lookup in (STOCK, CORRECTED)]
 RunOf = Callable[[str, str], "Run"]
 
 
@@ -73,8 +73,9 @@ def observe(server: Server) -> Run:
     )
 
 
-def test_the_affected_engine_loses_every_hit(run_of: RunOf) -> None:
-    run = run_of(AFFECTED, STOCK)
+@pytest.mark.parametrize("version", [OLDEST, AFFECTED])
+def test_an_affected_engine_loses_every_hit(run_of: RunOf, version: str) -> None:
+    run = run_of(version, STOCK)
     assert run.counters["stored_bytes"] > 0
     assert run.counters["loaded_bytes"] == 0
     assert run.counters["external_queries"] == REQUESTS * PLAN.prompt_tokens == 9900
@@ -83,8 +84,9 @@ def test_the_affected_engine_loses_every_hit(run_of: RunOf) -> None:
     assert run.lost == run.lost_by_fallback == SERVABLE
 
 
-def test_the_affected_engine_serves_them_when_corrected(run_of: RunOf) -> None:
-    check_all_served(run_of(AFFECTED, CORRECTED))
+@pytest.mark.parametrize("version", [OLDEST, AFFECTED])
+def test_an_affected_engine_serves_them_when_corrected(run_of: RunOf, version: str) -> None:
+    check_all_served(run_of(version, CORRECTED))
 
 
 @pytest.mark.parametrize("lookup", [STOCK, CORRECTED])

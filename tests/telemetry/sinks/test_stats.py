@@ -1,6 +1,7 @@
 from recording import engine
 
 from kvlens.telemetry import semconv
+from kvlens.telemetry.records import Correction
 from kvlens.telemetry.sinks.prometheus import MAX_SAMPLES, StatsSink
 
 
@@ -13,6 +14,15 @@ def test_the_first_payload_names_the_engine_and_its_groups():
     assert payload.data[semconv.CAPACITY_CHUNKS.name] == {(): 100}
     (labels,) = payload.data[semconv.INFO.name]
     assert labels == ("0", "0.29.0", "corrected", "", "0:full_attention/16,1:mamba/64", "")
+
+
+def test_the_engines_corrections_are_told_with_their_states():
+    info = engine()
+    info.corrections = [Correction("load_start", "active"), Correction("pop_widening", "off")]
+    payload = StatsSink(info).take()
+    assert payload is not None
+    ((*_, corrections, _, _),) = payload.data[semconv.INFO.name]
+    assert corrections == "load_start=active,pop_widening=off"
 
 
 def test_numbers_add_up_between_two_takes():
