@@ -36,6 +36,13 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", type=_port, help=f"default {DEFAULT_PORT}; 0 picks a free one")
     serve.add_argument("--store", metavar="PATH", help="SQLite file (default: user data folder)")
+    serve.add_argument(
+        "--scrape",
+        metavar="URL",
+        nargs="+",
+        action="extend",
+        help="vLLM servers, stock or with kvlens, whose /metrics are read",
+    )
     serve.add_argument("--read-token", metavar="TOKEN", help="needed for pages and the API")
     serve.add_argument("--ingest-token", metavar="TOKEN", help="needed to send telemetry")
     serve.set_defaults(run=_serve)
@@ -155,6 +162,7 @@ def _serve(options: argparse.Namespace) -> int:
             host=options.host,
             port=options.port,
             store=options.store,
+            scrape=tuple(options.scrape) if options.scrape else None,
             read_token=options.read_token,
             ingest_token=options.ingest_token,
         )
