@@ -82,7 +82,7 @@ def totals_json(totals: Totals) -> dict[str, Any]:
         **{f"p{int(q * 100)}": quantile(buckets, q) for q in (0.5, 0.95, 0.99)},
         "buckets": buckets,
     }
-    return {key: _integral(value) for key, value in fields.items()}
+    return fields
 
 
 def point_json(point: Point) -> dict[str, Any]:
@@ -93,12 +93,3 @@ def point_json(point: Point) -> dict[str, Any]:
 def request_summary(record: RequestRecord) -> dict[str, Any]:
     """What a list of requests shows: no lookups, stores or loads."""
     return {name: getattr(record, name) for name in _SUMMARY}
-
-
-def _integral(value: Any) -> Any:
-    """Whole sums as integers: they are fractions only under sampling."""
-    if isinstance(value, dict):
-        return {key: _integral(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_integral(item) for item in value]
-    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -12,7 +12,16 @@ import msgspec
 
 from kvlens.dashboard.store.actions import Action
 from kvlens.dashboard.store.base import Appended, Batch, EngineEvent, Row
-from kvlens.dashboard.store.rollup import LEVELS, MINUTE, Counters, add, counters, pack, unpack
+from kvlens.dashboard.store.rollup import (
+    EVER,
+    LEVELS,
+    MINUTE,
+    Counters,
+    add,
+    counters,
+    pack,
+    unpack,
+)
 from kvlens.dashboard.store.schema import FLEET
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
 from kvlens.telemetry.semconv import ENGINE_STOPPED, QUIET_VERDICTS
@@ -34,9 +43,6 @@ INSERT OR IGNORE INTO requests (engine_no, internal_request_id, request_id, fini
     cause, anomalous, lost_tokens, expected_tokens, served_tokens)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _SLOT: Final = "SELECT counters FROM sums WHERE level = ? AND engine_no = ? AND slot = ?"
-_TOTAL: Final = """
-INSERT INTO totals VALUES (?, ?, ?)
-ON CONFLICT DO UPDATE SET value = value + excluded.value"""
 
 _ACTION: Final = "INSERT OR IGNORE INTO actions VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 
@@ -180,10 +186,9 @@ class Appender:
 
     def _flush(self, sums: Sums) -> None:
         """Add the sums per engine and minute to all that is kept of them."""
-        totals: dict[int, Counters] = {}
         slots: dict[tuple[int, int, int], Counters] = {}
         for (number, minute), found in sums.items():
-            add(totals.setdefault(number, {}), found.items())
+            add(slots.setdefault((EVER, number, 0), {}), found.items())
             for level, engine in product(LEVELS, (number, FLEET)):
                 add(slots.setdefault((level, engine, minute * MINUTE // level), {}), found.items())
         for slot, found in slots.items():
@@ -193,7 +198,3 @@ class Appender:
             self._db.execute(
                 "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?)", (*slot, pack(found))
             )
-        self._db.executemany(
-            _TOTAL,
-            [(number, key, value) for number, t in totals.items() for key, value in t.items()],
-        )

@@ -24,11 +24,13 @@ _SCALARS: Final = (
 )  # fmt: skip
 MINUTE: Final = 60
 HOUR: Final = 3600
+EVER: Final = 0
+"""The one slot of an engine's whole life."""
 LEVELS: Final = (HOUR, MINUTE)
 """Lengths of the slots that are kept, seconds; each is a multiple of those after it."""
 TotalsT = TypeVar("TotalsT", bound=Totals)
 Counters = dict[str, float]
-_decoder = msgspec.json.Decoder(Counters)
+_decoder = msgspec.json.Decoder(dict[str, int | float])
 
 
 def level_of(step: int) -> int:
@@ -39,7 +41,7 @@ def level_of(step: int) -> int:
 def add(counters: Counters, more: Iterable[tuple[str, float]]) -> Counters:
     """Add to ``counters`` and return it."""
     for key, value in more:
-        counters[key] = counters.get(key, 0.0) + value
+        counters[key] = counters.get(key, 0) + value
     return counters
 
 
@@ -62,8 +64,12 @@ def points(slots: Iterable[tuple[int, Iterable[tuple[str, float]]]], step: int) 
 
 
 def counters(record: RequestRecord) -> Iterator[tuple[str, float]]:
-    """Return what one request adds, weighted so that sampled requests stand for all."""
-    weight = 1 / record.sampling_probability
+    """Return what one request adds, weighted so that sampled requests stand for all.
+
+    Whole numbers stay integers: only sampling makes fractions.
+    """
+    probability = record.sampling_probability
+    weight = 1 if probability == 1 else 1 / probability
     yield _REQUESTS + record.verdict, weight
     for name in _SCALARS[:4]:
         if value := getattr(record, name):
@@ -77,7 +83,7 @@ def counters(record: RequestRecord) -> Iterator[tuple[str, float]]:
 
 def fill(totals: TotalsT, pairs: Iterable[tuple[str, float]]) -> TotalsT:
     """Put counters into ``totals`` and return it."""
-    totals.reload_buckets = [0.0] * (len(TRANSFER_BUCKETS) + 1)
+    totals.reload_buckets = [0] * (len(TRANSFER_BUCKETS) + 1)
     for key, value in pairs:
         if key.startswith(_REQUESTS):
             totals.requests[key[len(_REQUESTS) :]] = value

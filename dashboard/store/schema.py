@@ -111,7 +111,7 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE INDEX actions_by_time ON actions (time);
     """,
     """
-    -- counters is a JSON object; slot counts level seconds since 1970.
+    -- counters is a JSON object; slot counts level seconds since 1970, level 0 is all time.
     CREATE TABLE sums (
         level INTEGER NOT NULL,
         engine_no INTEGER NOT NULL,
@@ -125,7 +125,10 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         SELECT engine_no, minute / 60 AS hour, key, sum(value) AS value
         FROM rollups GROUP BY engine_no, hour, key
     ) GROUP BY engine_no, hour;
+    INSERT INTO sums SELECT 0, engine_no, 0, json_group_object(key, value)
+        FROM totals GROUP BY engine_no;
     DROP TABLE rollups;
+    DROP TABLE totals;
     """,
 )
 """Script ``n`` takes a file from ``user_version`` n to n + 1; never edited once released."""

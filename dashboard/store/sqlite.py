@@ -11,7 +11,7 @@ import queue
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from typing import Any, Final
 
 import msgspec
@@ -40,10 +40,10 @@ from kvlens.telemetry.records import RequestRecord, decode_engine, decode_record
 _READERS: Final = 8
 _DEFAULT_LIMITS: Final = Limits(30 * 86_400.0, 365 * 86_400.0, 20 << 30)
 _ENGINES: Final = """
-SELECT engine_no, info, first_seen, last_seen, ended_at, end_reason,
+SELECT info, first_seen, last_seen, ended_at, end_reason, counters,
     (SELECT count(*) FROM incidents i WHERE i.incarnation_id = e.incarnation_id
         AND i.state = 'open') AS open_incidents
-FROM engines e"""
+FROM engines e LEFT JOIN sums s ON s.level = 0 AND s.engine_no = e.engine_no AND s.slot = 0"""
 _incident_decoder = msgspec.json.Decoder(Incident)
 
 
@@ -131,8 +131,8 @@ class SqliteStore:
     def engines(self) -> list[Engine]:
         """All incarnations, newest start first."""
         with self._reader() as db:
-            rows = db.execute(f"{_ENGINES} ORDER BY started_at DESC, engine_no DESC").fetchall()
-            return [_engine(db, row) for row in rows]
+            rows = db.execute(f"{_ENGINES} ORDER BY started_at DESC, e.engine_no DESC").fetchall()
+        return [_engine(row) for row in rows]
 
     def engine(self, ident: str) -> Engine | None:
         """By incarnation id, or the newest incarnation of an engine id."""
@@ -142,7 +142,7 @@ class SqliteStore:
                 " ORDER BY incarnation_id = ?1 DESC, started_at DESC LIMIT 1",
                 (ident,),
             ).fetchone()
-            return None if row is None else _engine(db, row)
+        return None if row is None else _engine(row)
 
     def incidents(
         self, state: str | None = None, changed_since: float | None = None, limit: int = 500
@@ -240,18 +240,15 @@ def _action(row: tuple[Any, ...]) -> Action:
     return Action(**dict(zip(Action.__struct_fields__, row, strict=True)))
 
 
-def _engine(db: sqlite3.Connection, row: tuple[Any, ...]) -> Engine:
-    number, info, first_seen, last_seen, ended_at, end_reason, open_incidents = row
-    pairs = db.execute("SELECT key, value FROM totals WHERE engine_no = ?", (number,))
-    with closing(pairs):
-        totals = fill(Totals(), pairs)
+def _engine(row: tuple[Any, ...]) -> Engine:
+    info, first_seen, last_seen, ended_at, end_reason, counters, open_incidents = row
     return Engine(
         info=decode_engine(info),
         first_seen=first_seen,
         last_seen=last_seen,
         ended_at=ended_at,
         end_reason=end_reason,
-        totals=totals,
+        totals=fill(Totals(), unpack_sums(counters).items() if counters else ()),
         open_incidents=open_incidents,
     )
 

@@ -68,6 +68,12 @@ def test_sums_of_the_first_version_are_taken_over(path: str) -> None:
         (0, start + 60, "requests.full", 4.5),
     ]
     db.executemany("INSERT INTO rollups VALUES (?, ?, ?, ?)", rows)
+    db.execute(
+        "INSERT INTO engines VALUES (1, 'inc-a1', 'node-a:0', 0, 'node-a', 'm', ?, 0, 0, NULL,"
+        " NULL, ?)",
+        (first.started_at, encode(first)),
+    )
+    db.execute("INSERT INTO totals VALUES (1, 'requests.lost', 3.0), (1, 'requests.full', 4.5)")
     db.commit()
     db.close()
     store = SqliteStore(path)
@@ -79,9 +85,11 @@ def test_sums_of_the_first_version_are_taken_over(path: str) -> None:
     ]
     hours = store.series(start * 60, start * 60 + 7200, 3600, None)
     assert [(p.requests, p.lost_tokens) for p in hours] == [({"lost": 3}, 1024), ({"full": 4.5}, 0)]
+    assert store.engines()[0].totals.requests == {"lost": 3, "full": 4.5}
     record = factory.lost_record(1, first, finish=start * 60.0)
     store.append([Batch([(first, factory.START)], [], [Row(record, pack(encode(record)))])])
     assert store.series(start * 60, start * 60 + 59, 60, None)[0].requests == {"lost": 3}
+    assert store.engines()[0].totals.requests == {"lost": 4, "full": 4.5}
     store.close()
 
 
