@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvlens.dashboard.detect.tally import Item
 from kvlens.dashboard.detect.thresholds import Thresholds
-from kvlens.telemetry.records import EngineInfo, RequestRecord
+from kvlens.telemetry.records import EngineInfo, Layout, RequestRecord
 from kvlens.telemetry.semconv import Exit, Verdict
 
 MAX_NUMBER: Final = 2**53
@@ -21,11 +21,21 @@ _NOT_OURS: Final = frozenset(map(str, (Exit.OTHER_CONNECTOR, Exit.NOT_ADMITTED, 
 _LOSING: Final = frozenset(map(str, (Verdict.PARTIAL, Verdict.LOST, Verdict.UNSTORED,
                                      Verdict.STALLED)))  # fmt: skip
 """Verdicts with which lost tokens are a finding; with others they are a remainder."""
+_ENGINES: Final = 10_000
+_largest: Final[dict[str, tuple[Layout, int]]] = {}
+"""Largest chunk of an incarnation's layout."""
 
 
 def least_tokens(engine: EngineInfo, limits: Thresholds) -> int:
     """Expected tokens from which a request is eligible: below a chunk nothing is served."""
-    return max(engine.layout.largest_chunk, limits.eligible_min_tokens)
+    # Engines come as the same object again and again, and each detector asks for each request.
+    layout, largest = _largest.get(engine.incarnation_id, (None, 0))
+    if layout is not engine.layout:
+        if len(_largest) >= _ENGINES:
+            _largest.clear()
+        largest = engine.layout.largest_chunk
+        _largest[engine.incarnation_id] = engine.layout, largest
+    return max(largest, limits.eligible_min_tokens)
 
 
 def due(record: RequestRecord, min_tokens: int) -> bool:

@@ -38,7 +38,7 @@ class DeferralStall(Share):
     ) -> Weight | None:
         """One per request that asked the tier."""
         if record.deferral_seconds <= limits.deferral_stall_seconds:
-            return Weight(total=1) if record.lookups and state.slots else None
+            return Weight(total=1) if record.lookups else None
         longest = max(state.memory.values(), default=0.0)
         known = state.memory.pop(record.internal_request_id, 0.0)
         state.memory[record.internal_request_id] = max(known, record.deferral_seconds)
@@ -186,7 +186,7 @@ class TelemetryLost(Share):
         state.memory["dropped"] = max(known, record.dropped)
         more = record.dropped - known
         if more <= 0:
-            return Weight(total=1) if state.slots else None
+            return Weight(total=1)
         return Weight(1, 1, 1, {"dropped": more}, {"dropped_since_start": record.dropped})
 
     def summary(self, tally: Tally) -> str:

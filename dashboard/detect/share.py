@@ -65,6 +65,10 @@ class State(msgspec.Struct):
     newest: float = -math.inf
     slots: dict[int, Slot] = {}
     """By start time in slot widths."""
+    total: float = 0.0
+    """Sums over the slots, as are the next two."""
+    bad: float = 0.0
+    hits: float = 0.0
     open: Tally | None = None
     opened_at: float = 0.0
     memory: dict[str, float] = {}
@@ -114,9 +118,11 @@ class Share(Keyed[State]):
         weight = self.weigh(record, engine, state, limits)
         if weight is None:
             return None
+        rule = self.limits(limits)
+        if not rule.share and not weight.bad and state.open is None:
+            return None  # where any share is too large, what is good does not matter
         self.dirty.add(record.incarnation_id)
         self._states[record.incarnation_id] = state
-        rule = self.limits(limits)
         state.newest = max(state.newest, record.finish_time)
         self._add(record, weight, state, rule)
         return self._decide(record, weight, state, rule, limits)
@@ -134,15 +140,19 @@ class Share(Keyed[State]):
     ) -> None:
         width = rule.window / _SLOTS
         oldest = int(state.newest // width) - _SLOTS + 1
-        for number in [number for number in state.slots if number < oldest]:
-            del state.slots[number]
         number = int(record.finish_time // width)
+        if number not in state.slots:
+            state.slots = {at: slot for at, slot in state.slots.items() if at >= oldest}
+            for name in ("total", "bad", "hits"):
+                left = sum(getattr(slot, name) for slot in state.slots.values())
+                setattr(state, name, left)
         tallies = [state.open] if state.open is not None else []
         if number >= oldest:
             slot = state.slots.setdefault(number, Slot())
-            slot.total += weight.total
-            slot.bad += weight.bad
-            slot.hits += weight.hits
+            for sums in (slot, state):
+                sums.total += weight.total
+                sums.bad += weight.bad
+                sums.hits += weight.hits
             tallies = tallies or [slot.tally]
         for tally in tallies:
             tally.sum(weight.numbers, weight.facts)
@@ -154,18 +164,14 @@ class Share(Keyed[State]):
     def _decide(
         self, record: RequestRecord, weight: Weight, state: State, rule: Limits, limits: Thresholds
     ) -> Incident | None:
-        total, bad, hits = (
-            sum(getattr(slot, name) for slot in state.slots.values())
-            for name in ("total", "bad", "hits")
-        )
         if state.open is None:
-            if hits < rule.hits or bad <= rule.share * total:
+            if state.hits < rule.hits or state.bad <= rule.share * state.total:
                 return None
             state.open, state.opened_at = Tally(), record.finish_time
             for _, slot in sorted(state.slots.items()):
                 state.open.merge(slot.tally)
                 slot.tally = Tally()
-        elif rule.recovers and bad <= rule.share / 2 * total:
+        elif rule.recovers and state.bad <= rule.share / 2 * state.total:
             tally, state.open = state.open, None
             closed = (record.finish_time, RECOVERED)
             return self._incident(record.incarnation_id, state, tally, limits, closed)

@@ -39,21 +39,25 @@ class Histogram(msgspec.Struct):
     """Counts of positive values in buckets of equal ratio."""
 
     counts: dict[int, float] = {}
+    total: float = 0.0
+    p95: float = 0.0
+    """95th percentile (upper edge of its bucket) as of the last 2 % more values; 0 when empty."""
+    fresh: float = 0.0
+    """Values since then."""
 
     def add(self, value: float) -> None:
         """Count one value."""
         bucket = math.ceil(math.log(max(value, 1e-9)) / _STEP)
         self.counts[bucket] = self.counts.get(bucket, 0) + 1
+        self.total += 1
+        self.fresh += 1
         if self.total > _MEMORY:
             self.counts = {key: count / 2 for key, count in self.counts.items() if count >= 0.5}
+            self.total = sum(self.counts.values())
+        if self.fresh * 50 >= self.total:
+            self.p95, self.fresh = self._quantile(_QUANTILE), 0.0
 
-    @property
-    def total(self) -> float:
-        """All values."""
-        return sum(self.counts.values())
-
-    def quantile(self, share: float) -> float:
-        """Upper edge of the bucket that holds it; 0 when empty."""
+    def _quantile(self, share: float) -> float:
         left = share * self.total
         for bucket, count in sorted(self.counts.items()):
             left -= count
@@ -99,11 +103,14 @@ class SlowReload(Keyed[State]):
         limits = self._thresholds(engine.model)
         state.recent += timings
         self._age(state, limits)
-        slow, factor = _slower(state, limits)
+        edge = limits.slow_reload_factor * state.seconds.p95
+        if state.open is None and all(timing.seconds <= edge for timing in timings):
+            return None  # it is no slow load that would open it
+        slow, p95 = _slower(state, limits)
         if state.open is not None:
             if slow >= limits.slow_reload_factor:
                 state.open.add(record)
-                return _incident(state, state.open, slow, factor)
+                return _incident(state, state.open, slow, p95)
             if len(state.recent) >= limits.slow_reload_loads and slow < _between(limits):
                 return self._close(state, record.finish_time, RECOVERED)
             return None
@@ -114,7 +121,7 @@ class SlowReload(Keyed[State]):
         state.open, state.opened_at = Tally(), record.finish_time
         state.open.add(record)
         state.open.sum({}, _facts(state))
-        return _incident(state, state.open, slow, factor)
+        return _incident(state, state.open, slow, p95)
 
     def end(self, incarnation_id: str, at: float) -> Incident | None:
         """Close the incident of an incarnation that ended; what is normal is remembered."""
@@ -164,9 +171,7 @@ def _slower(state: State, limits: Thresholds | None) -> tuple[float, float]:
     if len(state.recent) < least or state.seconds.total < least:
         return 0.0, p95
     by_chunk = _p95([timing.per_chunk for timing in state.recent])
-    return min(
-        p95 / state.seconds.quantile(_QUANTILE), by_chunk / state.per_chunk.quantile(_QUANTILE)
-    ), p95
+    return min(p95 / state.seconds.p95, by_chunk / state.per_chunk.p95), p95
 
 
 def _between(limits: Thresholds) -> float:
@@ -176,7 +181,7 @@ def _between(limits: Thresholds) -> float:
 
 def _no_accident(state: State, limits: Thresholds) -> bool:
     """Whether so many slow loads are improbable at the rate at which they came before."""
-    edge = limits.slow_reload_factor * state.seconds.quantile(_QUANTILE)
+    edge = limits.slow_reload_factor * state.seconds.p95
     rate = (state.seconds.above(edge) + 1) / (state.seconds.total + 1)
     number = len(state.recent)
     slow = sum(timing.seconds > edge for timing in state.recent)
@@ -188,7 +193,7 @@ def _no_accident(state: State, limits: Thresholds) -> bool:
 
 def _facts(state: State) -> dict[str, float | int]:
     return {
-        "baseline_p95_seconds": round(state.seconds.quantile(_QUANTILE), 6),
+        "baseline_p95_seconds": round(state.seconds.p95, 6),
         "baseline_loads": int(state.seconds.total),
     }
 

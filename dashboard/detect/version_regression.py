@@ -73,6 +73,7 @@ class VersionRegression(Keyed[State]):
 
     def __init__(self, thresholds: ThresholdsFor = defaults) -> None:
         super().__init__(State, thresholds)
+        self._keys: dict[str, tuple[EngineInfo, str]] = {}
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
@@ -80,7 +81,7 @@ class VersionRegression(Keyed[State]):
         if not due(record, least_tokens(engine, limits)):
             return None
         state = self._touch(engine.model) or self._states.setdefault(engine.model, State())
-        variant = _variant(state, engine)
+        variant = _variant(state, engine, self._key(engine))
         variant.last_seen = max(variant.last_seen, record.finish_time)
         for known, ident in ((variant.running, engine.incarnation_id),
                              (variant.engines, engine.engine_id)):  # fmt: skip
@@ -98,8 +99,16 @@ class VersionRegression(Keyed[State]):
         variant.looks += 1
         return self._look(record, engine, state, variant, limits)
 
+    def _key(self, engine: EngineInfo) -> str:
+        known, key = self._keys.get(engine.incarnation_id, (None, ""))
+        if known is not engine:
+            key = configuration(engine)
+            self._keys[engine.incarnation_id] = engine, key
+        return key
+
     def end(self, incarnation_id: str, at: float) -> Incident | None:
         """Close the incident of a version whose last engine ended."""
+        self._keys.pop(incarnation_id, None)
         for model, state in self._states.items():
             for variant in state.variants:
                 if incarnation_id not in variant.running:
@@ -154,8 +163,7 @@ def _last_good(state: State, variant: Variant, limits: Thresholds) -> Variant | 
     return max(earlier, key=lambda other: other.first_start, default=None)
 
 
-def _variant(state: State, engine: EngineInfo) -> Variant:
-    key = _key(engine)
+def _variant(state: State, engine: EngineInfo, key: str) -> Variant:
     for variant in state.variants:
         if variant.key == key:
             return variant
@@ -170,7 +178,7 @@ def _variant(state: State, engine: EngineInfo) -> Variant:
     return variant
 
 
-def _key(engine: EngineInfo) -> str:
+def configuration(engine: EngineInfo) -> str:
     """What makes engines comparable: all that is configured, nothing that identifies one."""
     plain = msgspec.structs.replace(
         engine, engine_id="", incarnation_id="", started_at=0.0, host="", dp_rank=0
