@@ -32,7 +32,8 @@ from kvlens.telemetry.records import (
 
 _REASONS: Final = 3
 """Different reasons told in one answer."""
-_OURS: Final = frozenset({semconv.SPAN_REQUEST, semconv.SPAN_ENGINE, semconv.SPAN_DEFERRAL})
+OURS: Final = frozenset({semconv.SPAN_REQUEST, semconv.SPAN_ENGINE, semconv.SPAN_DEFERRAL})
+"""Names of the spans that are for us."""
 
 
 @dataclass
@@ -61,7 +62,7 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
     deferrals: list[RequestRecord] = []
     accepted = Accepted(Batch(engines, events, rows, deferrals=deferrals))
     for resource in resources:
-        ours = [span for span in resource.spans if span.name in _OURS]
+        ours = [span for span in resource.spans if span.name in OURS]
         accepted.ignored += len(resource.spans) - len(ours)
         if not ours:
             continue

@@ -6,7 +6,7 @@ therefore read by types of its own, and ids are lower-case hex from here on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -107,11 +107,14 @@ def content_type(header: str) -> str:
     return media
 
 
-def read_traces(body: bytes, media: str) -> list[Resource]:
-    """Parse a trace export; raises :class:`BodyError`."""
+def read_traces(body: bytes, media: str, names: Container[str] | None = None) -> list[Resource]:
+    """Parse a trace export; raises :class:`BodyError`.
+
+    Only spans called one of ``names`` (None = all) get their attributes.
+    """
     if media == JSON:
         return list(_from_json(_decode(_export_decoder, body, "trace")))
-    return list(_from_protobuf(_parse(ExportTraceServiceRequest(), body)))
+    return list(_from_protobuf(_parse(ExportTraceServiceRequest(), body), names))
 
 
 def check_metrics(body: bytes, media: str) -> None:
@@ -157,7 +160,9 @@ def _parse(message: M, body: bytes) -> M:
     return message
 
 
-def _from_protobuf(export: ExportTraceServiceRequest) -> Iterator[Resource]:
+def _from_protobuf(
+    export: ExportTraceServiceRequest, names: Container[str] | None
+) -> Iterator[Resource]:
     for resource in export.resource_spans:
         yield Resource(
             _string_values(resource.resource.attributes),
@@ -167,7 +172,7 @@ def _from_protobuf(export: ExportTraceServiceRequest) -> Iterator[Resource]:
                     span.trace_id.hex(),
                     span.span_id.hex(),
                     span.end_time_unix_nano / 1e9,
-                    _string_values(span.attributes),
+                    _string_values(span.attributes) if names is None or span.name in names else {},
                 )
                 for scope in resource.scope_spans
                 for span in scope.spans

@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 
 from kvlens.dashboard.api.deps import ServicesDep
 from kvlens.dashboard.ingest import otlp
-from kvlens.dashboard.ingest.accept import Accepted, accept
+from kvlens.dashboard.ingest.accept import OURS, Accepted, accept
 from kvlens.dashboard.ingest.body import BodyError, decompress, read
 from kvlens.dashboard.ingest.writer import Busy
 from kvlens.dashboard.settings import Settings
@@ -73,7 +73,7 @@ def _encoding(request: Request) -> str:
 
 def _take(body: bytes, media: str, encoding: str, settings: Settings) -> Accepted:
     raw = decompress(body, encoding, settings.max_decompressed_bytes)
-    return accept(otlp.read_traces(raw, media), settings.max_record_bytes)
+    return accept(otlp.read_traces(raw, media, OURS), settings.max_record_bytes)
 
 
 def _failure(media: str, status: int, message: str) -> Response:

@@ -23,6 +23,8 @@ EXPORT = exports.records_export(INFO, [factory.lost_record(n, INFO) for n in ran
 
 def test_both_encodings_say_the_same() -> None:
     from_json = otlp.read_traces(exports.as_json(EXPORT), otlp.JSON)
+    foreign = otlp.read_traces(exports.as_protobuf(EXPORT), otlp.PROTOBUF, names=())
+    assert [span.attributes for span in foreign[0].spans] == [{}] * len(foreign[0].spans)
     from_protobuf = otlp.read_traces(exports.as_protobuf(EXPORT), otlp.PROTOBUF)
     assert from_json == from_protobuf
     span = from_json[0].spans[0]
