@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic_ns
 from typing import Any, Concatenate, ParamSpec, Protocol
 
@@ -58,8 +58,8 @@ class Observer:
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
-        self.queries: list[facts.Query] = []
-        """Queries of the lookup that runs now; filled by the innermost hooks."""
+        self.queries: list[tuple[Sequence[bytes], int | None, int | None]] = []
+        """Queries of the lookup that runs now, (keys, hits, window); the innermost hooks add."""
         self._steps: deque[tuple[int, int]] = deque(maxlen=_MAX_STEPS)
         """Steps whose output is awaited: (scheduled at, tokens beyond one per request)."""
         self._step_ended = 0
@@ -103,7 +103,7 @@ class Observer:
                 local_tokens,
                 request.num_tokens,
                 result,
-                queries,
+                [(keys[0], len(keys), hits, window) for keys, hits, window in queries if keys],
                 [(state.offload_keys, len(state.offload_keys)) for state in status.group_states],
                 in_transfer,
                 getattr(status, "partial_tail_boundary", None),

@@ -7,6 +7,8 @@ The class is put together at start, innermost first::
     corrections                    only those that this vLLM needs
     boundary lookup                the configured search, unless that is vLLM's own
     RequestHooks                   sees each call as vLLM's scheduler makes it
+
+With telemetry off the class has no hooks.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 from vllm.v1.request import RequestStatus
 
 from kvlens.connector import corrections, exact_lookup
-from kvlens.connector.config import ConnectorSettings
+from kvlens.connector.config import ConnectorSettings, LookupMode
 from kvlens.connector.observer import Observer
 from kvlens.telemetry.records import Correction
 
@@ -182,6 +184,32 @@ def _wrap_manager(manager: Any, observer: Observer) -> None:
 def scheduler_class(
     planned: list[Correction], settings: ConnectorSettings | None = None
 ) -> type[Any]:
-    """The scheduler class for this engine: active corrections and the configured lookup."""
-    corrected = corrections.apply(QueryHooks, planned)
-    return _request_hooks(exact_lookup.apply(corrected, settings or ConnectorSettings()))
+    """The scheduler class for this engine: active corrections and the configured lookup.
+
+    With telemetry off it has no hooks, since even hooks that have nothing to tell
+    would cost a microsecond per lookup; an instance takes them on if it is
+    observed all the same.
+    """
+    settings = settings or ConnectorSettings()
+
+    def configured(innermost: type[Any]) -> type[Any]:
+        return exact_lookup.apply(corrections.apply(innermost, planned), settings)
+
+    observed = _request_hooks(configured(QueryHooks))
+    if settings.telemetry:
+        return observed
+    # A search of kvlens' own goes on from what the query hooks note.
+    stock = settings.lookup is LookupMode.STOCK
+    bare = configured(OffloadingConnectorScheduler if stock else QueryHooks)
+
+    class Unobserved(bare):  # type: ignore[misc,valid-type]
+        """Corrections and lookup, without hooks."""
+
+        observer: Observer | None = None
+
+        def observe(self, observer: Observer) -> None:
+            """Take on the hooks: from here on facts are appended."""
+            self.__class__ = observed
+            self.observe(observer)
+
+    return Unobserved

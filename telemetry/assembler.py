@@ -153,9 +153,9 @@ class Assembler:
         self._resume(request, fact.time_ns)
         request.answer = Answer(fact, lookup)
         self._identities.lookup(lookup)
-        for keys, hits, window in fact.queries:
-            if hits and window is None and (found := self._residency.confirmed(keys[:hits])):
-                self._identities.found(facts.group_of(keys[0]), found, self._residency)
+        for kv_group, keys in lookups.found_prefixes(self._info.layout, fact):
+            if found := self._residency.confirmed(keys):
+                self._identities.found(kv_group, found, self._residency)
         if not request.admitted:
             self._emitter.weigh(request.answer, request)
 

@@ -209,6 +209,10 @@ DASHBOARD: Final = (
     _dashboard(s.DASHBOARD_OPEN_INCIDENTS, "gauge", "Is anything wrong now?"),
     _dashboard(s.DASHBOARD_STREAM_CLIENTS, "gauge", "Who is watching?"),
     _dashboard(s.DASHBOARD_QUEUE, "gauge", "How much waits to be stored?"),
+    _dashboard(s.DASHBOARD_NOTIFICATIONS, "counter", "Are incidents passed on?"),
+    _dashboard(s.DASHBOARD_NOTIFY_WAITING, "gauge", "Are notifications held up?"),
+    _dashboard(s.DASHBOARD_SCRAPES, "counter", "Are engines scraped, and do scrapes fail?"),
+    _dashboard(s.DASHBOARD_SCRAPE_TARGETS, "gauge", "How many engines are scraped?"),
     _dashboard(s.DASHBOARD_INGEST_SECONDS, "histogram", "How long until an export is durable?"),
 )
 

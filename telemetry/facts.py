@@ -18,8 +18,12 @@ Keys = Collection[bytes]
 """Offload keys: block hash followed by four bytes of group index, big endian."""
 KeyLists = Sequence[tuple[Sequence[bytes], int]]
 """Per group, in config order: the request's key list and its length then."""
-Query = tuple[Sequence[bytes], "int | None", "int | None"]
-"""One group query: the keys asked for, hits (None = deferred), window or None."""
+Query = tuple[bytes, int, "int | None", "int | None"]
+"""One group query: the first key asked for, how many, hits (None = deferred), window or None.
+
+Not the list of keys: vLLM slices it for the query alone, and to hold on to it would cost the
+next lookup fresh memory. The keys follow the local prefix in the request's own list.
+"""
 
 ADDED: Final = 0
 LOOKUP: Final = 1

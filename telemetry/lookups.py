@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kvlens.telemetry import facts, search, semconv
 from kvlens.telemetry.records import GroupLookup, Layout, Lookup, Range
@@ -30,8 +30,19 @@ def state_of(layout: Layout, residency: Residency, keys: facts.KeyLists | None) 
 
 def signature(fact: facts.LookedUp) -> tuple[object, ...]:
     """Equal for lookups that asked and found the same."""
-    found = tuple((len(keys), hits) for keys, hits, _ in fact.queries)
+    found = tuple((width, hits) for _, width, hits, _ in fact.queries)
     return fact.result, fact.local_tokens, fact.num_tokens, fact.in_transfer, found
+
+
+def found_prefixes(layout: Layout, fact: facts.LookedUp) -> Iterator[tuple[int, Sequence[bytes]]]:
+    """``(kv_group, keys)`` that a lookup found of groups which need everything from the start."""
+    positions = {group.kv_group: i for i, group in enumerate(layout.groups)}
+    for first, _, hits, window in fact.queries:
+        if hits and window is None:
+            position = positions[facts.group_of(first)]
+            group = layout.groups[position]
+            start = fact.local_tokens // group.tokens_per_chunk
+            yield group.kv_group, fact.keys[position][0][start : start + hits]
 
 
 def read(
@@ -45,10 +56,9 @@ def read(
     by_group = layout.by_group()
     local = fact.local_tokens
     asked = [
-        (facts.group_of(keys[0]), local // by_group[facts.group_of(keys[0])].tokens_per_chunk,
-         len(keys), hits)
-        for keys, hits, _ in fact.queries
-        if keys
+        (facts.group_of(first), local // by_group[facts.group_of(first)].tokens_per_chunk,
+         width, hits)
+        for first, width, hits, _ in fact.queries
     ]  # fmt: skip
     cap, load_cap = fact.max_new_tokens, added.max_load_tokens
     replay = search.replay_queries(layout, local, fact.num_tokens, cap, asked, load_cap)
@@ -105,7 +115,7 @@ def _exit(fact: facts.LookedUp, skipped: bool, replayed: Exit) -> Exit:
     if fact.in_transfer and fact.result is None:
         return Exit.DEFERRED_TRANSFER
     if fact.result is None:
-        waits = any(hits is None for _, hits, _ in fact.queries)
+        waits = any(hits is None for _, _, hits, _ in fact.queries)
         return Exit.DEFERRED_BACKEND if waits else Exit.DEFERRED_LOADING
     if fact.result:
         return Exit.PARTIAL_TAIL if fact.partial_tail is not None else Exit.SERVED

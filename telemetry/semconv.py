@@ -9,153 +9,25 @@ OpenTelemetry's (``kvlens.*``, lower case, dots between name spaces).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from typing import Final, Literal
+
+from kvlens.telemetry.vocabulary import DEFERRED_EXITS as DEFERRED_EXITS
+from kvlens.telemetry.vocabulary import QUIET_VERDICTS as QUIET_VERDICTS
+from kvlens.telemetry.vocabulary import Cause as Cause
+from kvlens.telemetry.vocabulary import Confidence as Confidence
+from kvlens.telemetry.vocabulary import Exit as Exit
+from kvlens.telemetry.vocabulary import Fallback as Fallback
+from kvlens.telemetry.vocabulary import GroupKind as GroupKind
+from kvlens.telemetry.vocabulary import Identity as Identity
+from kvlens.telemetry.vocabulary import IncidentKind as IncidentKind
+from kvlens.telemetry.vocabulary import Severity as Severity
+from kvlens.telemetry.vocabulary import Source as Source
+from kvlens.telemetry.vocabulary import Tier as Tier
+from kvlens.telemetry.vocabulary import Verdict as Verdict
+from kvlens.telemetry.vocabulary import Word as Word
 
 SCHEMA_VERSION: Final = 1
 """Version of the JSON in :data:`ATTR_RECORD` and :data:`ATTR_ENGINE`."""
-
-
-class _Str(str, Enum):
-    """A string enum whose members print as their value (StrEnum needs 3.11)."""
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-class GroupKind(_Str):
-    """Kind of a KV-cache group."""
-
-    FULL_ATTENTION = "full_attention"
-    SLIDING_WINDOW = "sliding_window"
-    CHUNKED_LOCAL = "chunked_local"
-    MAMBA = "mamba"
-
-
-class Exit(_Str):
-    """How one lookup ended; exactly one per lookup."""
-
-    SERVED = "served"
-    PARTIAL_TAIL = "partial_tail"
-    COVERED = "covered"
-    MISS = "miss"
-    VETOED = "vetoed"
-    POPPED_OUT = "popped_out"
-    BELOW_CHUNK = "below_chunk"
-    DEFERRED_BACKEND = "deferred_backend"
-    DEFERRED_LOADING = "deferred_loading"
-    DEFERRED_TRANSFER = "deferred_transfer"
-    SKIPPED = "skipped"
-    NOT_ADMITTED = "not_admitted"
-    OTHER_CONNECTOR = "other_connector"
-
-
-DEFERRED_EXITS: Final = frozenset(
-    {Exit.DEFERRED_BACKEND, Exit.DEFERRED_LOADING, Exit.DEFERRED_TRANSFER}
-)
-
-
-class Verdict(_Str):
-    """What became of a request's reusable tokens; exactly one per request."""
-
-    FULL = "full"
-    PARTIAL = "partial"
-    LOST = "lost"
-    LOCAL = "local"
-    COLD = "cold"
-    EVICTED = "evicted"
-    UNSTORED = "unstored"
-    STALLED = "stalled"
-    UNSAFE = "unsafe"
-    SKIPPED = "skipped"
-
-
-QUIET_VERDICTS: Final = frozenset({Verdict.FULL, Verdict.LOCAL, Verdict.COLD})
-"""Verdicts that sampling may drop; all others are always kept."""
-
-
-class Cause(_Str):
-    """The smallest change that would have changed the result."""
-
-    DRAFTER_FALLBACK = "drafter_fallback"
-    POP_WITHOUT_WIDENING = "pop_without_widening"
-    WINDOW_VETO = "window_veto"
-    CHUNK_GRANULARITY = "chunk_granularity"
-    STORE_GAP = "store_gap"
-    TAIL_HELD_BACK = "tail_held_back"
-    ALLOCATION_FAILURE = "allocation_failure"
-    CAPACITY = "capacity"
-    POLICY = "policy"
-    HASH_SEED = "hash_seed"
-    PENDING_STORE = "pending_store"
-    RETRY_STALL = "retry_stall"
-    MISALIGNED_STATE = "misaligned_state"
-    UNWRITTEN_SLOT = "unwritten_slot"
-    NOT_ATTRIBUTABLE = "not_attributable"
-
-
-class Confidence(_Str):
-    """How sure a verdict is of its cause."""
-
-    CERTAIN = "certain"
-    LIKELY = "likely"
-    GUESS = "guess"
-
-
-class Fallback(_Str):
-    """Why vLLM's own lookup is used although another one was configured."""
-
-    OPERATOR = "operator"
-    INVARIANT = "invariant"
-
-
-class Source(_Str):
-    """Where the KV data of a prompt's tokens came from."""
-
-    LOCAL = "local"
-    OFFLOAD = "offload"
-    COMPUTED = "computed"
-
-
-class Tier(_Str):
-    """Which offload tier tokens were loaded from (vLLM's ``CacheHitSource``)."""
-
-    HOST = "host"
-    P2P = "p2p"
-    DISK = "disk"
-    EXTERNAL_UNSPECIFIED = "external_unspecified"
-
-
-class Identity(_Str):
-    """What has to add up; see ``telemetry/identities.py``."""
-
-    REQUEST_TOKENS = "request_tokens"
-    HITS_WITHIN_QUERIES = "hits_within_queries"
-    BOUNDARY_WITHIN_HITS = "boundary_within_hits"
-    STORED_CHUNKS = "stored_chunks"
-
-
-class IncidentKind(_Str):
-    """What a detector can report (design, section 7)."""
-
-    ZERO_HIT = "zero_hit"
-    LOST_HITS = "lost_hits"
-    STORE_GAPS = "store_gaps"
-    CAPACITY_THRASH = "capacity_thrash"
-    DEFERRAL_STALL = "deferral_stall"
-    SLOW_RELOAD = "slow_reload"
-    STORE_FAILURES = "store_failures"
-    UNSAFE_BOUNDARY = "unsafe_boundary"
-    TELEMETRY_LOST = "telemetry_lost"
-    VERSION_REGRESSION = "version_regression"
-    LOOKUP_FALLBACK = "lookup_fallback"
-
-
-class Severity(_Str):
-    """Severity of an incident."""
-
-    CRITICAL = "critical"
-    WARNING = "warning"
 
 
 # --- labels -----------------------------------------------------------------
@@ -231,7 +103,7 @@ def _group(name: str, type_: MetricType, help_: str, unit: str) -> Metric:
     return Metric(name, type_, help_, unit, GROUP_LABELS, (), buckets)
 
 
-def _closed(enum: type[_Str]) -> tuple[str, ...]:
+def _closed(enum: type[Word]) -> tuple[str, ...]:
     return tuple(str(member) for member in enum)
 
 

@@ -103,8 +103,12 @@ def build(
     capacity: int = 4096,
     offload_prompt_only: bool = True,
     extra_config: dict[str, Any] | None = None,
+    cls: type[Any] | None = None,
 ) -> Any:
-    """The scheduler of this vLLM with the corrections that ``settings`` ask for."""
+    """The scheduler of this vLLM with the corrections that ``settings`` ask for.
+
+    ``cls`` is another class to build, such as vLLM's own.
+    """
     layers = [
         SimpleNamespace(
             group_id=i,
@@ -144,7 +148,8 @@ def build(
     kv_cache_config = SimpleNamespace(
         kv_cache_groups=cache_groups, cache_hit_alignment_tokens=None
     )
-    scheduler = scheduler_class(plan(loaded), loaded)(spec, vllm_config, kv_cache_config)
+    cls = cls or scheduler_class(plan(loaded), loaded)
+    scheduler = cls(spec, vllm_config, kv_cache_config)
     scheduler.kv_cache_config = kv_cache_config
     return scheduler
 

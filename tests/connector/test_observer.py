@@ -8,6 +8,9 @@ import pytest
 pytest.importorskip("vllm")
 
 from scheduling import Group, Request, add, build, served, store_all
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+)
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
@@ -179,6 +182,17 @@ def test_the_tiers_are_seen_where_vllm_asks_for_them(observed):
     (tiers,) = sink.of(facts.TIERS)
     assert (tiers.request_id, tiers.tokens) == ("new", {"host": 128})
     assert {tier.value: count for tier, count in answer.items()} == tiers.tokens
+
+
+def test_without_telemetry_vllms_own_methods_run():
+    scheduler = build(GROUPS, settings={"lookup": "stock", "telemetry": False}, block_drop=False)
+    for name in ("get_num_new_matched_tokens", "_maximal_prefix_lookup", "request_finished"):
+        assert getattr(type(scheduler), name) is getattr(OffloadingConnectorScheduler, name)
+    sink = Facts()
+    scheduler.observe(Observer(sink))
+    store_all(scheduler, Request("old", 130))
+    assert served(scheduler, Request("new", 130)) == 128
+    assert len(sink.of(facts.LOOKUP)) == 1
 
 
 def test_the_manager_is_asked_nothing_by_us(observed):

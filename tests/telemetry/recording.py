@@ -121,7 +121,7 @@ class Engine:
     ) -> None:
         """A lookup; ``found`` holds (position of group, width, hits)."""
         keys = self.keys(prompt, tokens)
-        queries = [(keys[group][:width], hits, None) for group, width, hits in found]
+        queries = [(keys[group][0], width, hits, None) for group, width, hits in found]
         pairs = [(names, len(names)) for names in keys]
         self.say(
             facts.LOOKUP, request, self.now + MS // 10, local, tokens, result, queries, pairs,

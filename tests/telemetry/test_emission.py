@@ -126,7 +126,7 @@ def test_a_requests_own_limit_on_loads_is_no_loss():
     run.serve_cold("a", "doc", 130)
     run.say(facts.ADDED, "b", run.now / 1e9, 130, None, False, None, 40)
     keys = run.keys("doc", 130)
-    queries = [(keys[0][:2], 2, None)]
+    queries = [(keys[0][0], 2, 2, None)]
     pairs = [(names, len(names)) for names in keys]
     run.say(facts.LOOKUP, "b", run.now, 0, 130, 32, queries, pairs, False, None, 40)
     run.admit("b", 32)
