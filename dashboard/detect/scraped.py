@@ -30,6 +30,8 @@ from kvlens.telemetry.semconv import Confidence, IncidentKind, Severity
 
 _SLOTS: Final = 20
 """Readings kept of a window."""
+_SILENCE: Final = "silence"
+"""Its incident is kept apart: it ends with the next answer, whatever that says."""
 _TELL_EVERY: Final = 60.0
 """Seconds after which an open incident is told again with newer numbers."""
 
@@ -108,6 +110,9 @@ class Scraped:
         if _keep(state, Kept(scrape.time, reading), limits.scrape_window_seconds):
             self.dirty.add(key)
         state.last_seen = scrape.time
+        if (silence := state.open.pop(_SILENCE, None)) is not None:
+            self.dirty.add(key)
+            yield _closed(silence, scrape.time, RECOVERED)
         if len(state.readings) < 2:
             return
         window = _window(state)
@@ -127,12 +132,11 @@ class Scraped:
         for key, state in self._states.items():
             limits: Thresholds = self._thresholds(state.model)
             quiet = scrape.time - state.last_seen
-            kind = str(IncidentKind.TELEMETRY_LOST)
             if state.target != scrape.target or quiet < limits.scrape_silence_seconds:
                 continue
-            if kind not in state.open:
+            if _SILENCE not in state.open:
                 finding = Finding(
-                    kind=kind,
+                    kind=str(IncidentKind.TELEMETRY_LOST),
                     severity=Severity.WARNING,
                     confidence=Confidence.CERTAIN,
                     status="",
@@ -142,7 +146,7 @@ class Scraped:
                     "targets; else look at its log.",
                 )
                 self.dirty.add(key)
-                yield _open(state, finding, state.last_seen, scrape.time)
+                yield _open(state, finding, state.last_seen, scrape.time, _SILENCE)
 
     def _gone(self, scrape: Scrape) -> Iterator[Incident]:
         """The target is no longer configured."""
@@ -190,11 +194,12 @@ def _decide(state: State, window: Window, outcome: Outcome, now: float) -> Incid
     return None
 
 
-def _open(state: State, finding: Finding, since: float, now: float) -> Incident:
-    """Open or update the incident of that kind."""
-    known = state.open.get(finding.kind)
+def _open(state: State, finding: Finding, since: float, now: float, slot: str = "") -> Incident:
+    """Open or update the incident of that kind, or of a slot of its own."""
+    slot = slot or finding.kind
+    known = state.open.get(slot)
     incident = Incident(
-        id=known.id if known else incident_id(finding.kind, state.incarnation_id, repr(now)),
+        id=known.id if known else incident_id(slot, state.incarnation_id, repr(now)),
         kind=finding.kind,
         severity=str(finding.severity),
         state=OPEN,
@@ -215,7 +220,7 @@ def _open(state: State, finding: Finding, since: float, now: float) -> Incident:
         requests=0,
         scope=Scope(since=since, until=now),
     )
-    state.open[finding.kind] = incident
+    state.open[slot] = incident
     return incident
 
 
