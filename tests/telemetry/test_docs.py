@@ -14,7 +14,8 @@ import pytest
 from kvlens.telemetry import catalog, semconv
 
 ROOT = Path(__file__).resolve().parents[2]
-METRIC = re.compile(r"\bkvlens_[a-z0-9_]+")
+METRIC = re.compile(r"(?<![:\w])kvlens_[a-z0-9_]+(?![:\w])")
+"""Names with a colon are recording rules: ``level:metric:operations``."""
 DOTTED = re.compile(r"\b(?:kvlens|kv_offload)\.[a-z0-9_.]*[a-z0-9]")
 SUFFIXES = ("_bucket", "_sum", "_count", "_created")
 MODULES = ("kvlens.connector", "kvlens.telemetry", "kvlens.dashboard")
@@ -22,6 +23,7 @@ MODULES = ("kvlens.connector", "kvlens.telemetry", "kvlens.dashboard")
 OTHER = {
     "kvlens_transfers": "attribute put on vLLM's worker",
     "kvlens_version": "field of EngineInfo",
+    "kvlens_url": "variable of the Grafana dashboards",
     "kvlens.db": "default file of the store",
     "kvlens.theme": "key in the browser's storage",
 }
