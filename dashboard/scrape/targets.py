@@ -82,6 +82,8 @@ def discovered(data: bytes | str, source: str) -> list[Target]:
 
 
 def _full(address: str, labels: Mapping[str, Any]) -> str:
+    if "/" in address:
+        raise ValueError(f"{address!r} is no target: give host:port, and the rest as labels")
     path = labels.get(_PATH, _DEFAULT_PATH)
     return f"{labels.get(_SCHEME, 'http')}://{address}{'' if path.startswith('/') else '/'}{path}"
 

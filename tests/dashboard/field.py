@@ -67,6 +67,24 @@ def refusing(index: int, refused: int, stores: int = 1, **fields: object) -> Req
     return served(index, stores=made, **fields)
 
 
+def gap(index: int, **fields: object) -> RequestRecord:
+    """F2: every 32nd chunk missing, so that the prompt gets what lies before the first gap."""
+    evidence = {"kv_group": 0, "first_gap_chunk": 31, "gap_chunks": [31, 63, 95], "gaps": 3,
+                "tokens_per_chunk": 256}  # fmt: skip
+    shape: dict[str, object] = {"cause": "store_gap", "causes": ["store_gap"],
+                                "evidence": evidence, "vetoing_group": 0}  # fmt: skip
+    return partial(index, **{**shape, **fields})
+
+
+def load(index: int, latency: float, chunks: int = 4, info: EngineInfo = INFO) -> RequestRecord:
+    at = START + index
+    made = served(index, info).loads[0]
+    made = msgspec.structs.replace(
+        made, time=at, latency=latency, groups=[GroupChunks(kv_group=0, loaded=chunks)]
+    )
+    return served(index, info, loads=[made], finish_time=at)
+
+
 class Night:
     """All detectors over one engine; incidents by kind, each as it stands."""
 

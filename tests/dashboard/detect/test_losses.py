@@ -5,18 +5,7 @@ from __future__ import annotations
 import factory
 import msgspec
 import pytest
-from field import INFO, START, Night, evicted, lost, partial, served, thresholds
-
-from kvlens.telemetry.records import RequestRecord
-
-
-def gap(index: int, **fields: object) -> RequestRecord:
-    """F2: every 32nd chunk missing, so that the prompt gets what lies before the first gap."""
-    evidence = {"kv_group": 0, "first_gap_chunk": 31, "gap_chunks": [31, 63, 95], "gaps": 3,
-                "tokens_per_chunk": 256}  # fmt: skip
-    shape: dict[str, object] = {"cause": "store_gap", "causes": ["store_gap"],
-                                "evidence": evidence, "vetoing_group": 0}  # fmt: skip
-    return partial(index, **{**shape, **fields})
+from field import INFO, START, Night, evicted, gap, lost, partial, served, thresholds
 
 
 def test_f1_the_first_is_lost_the_others_in_part() -> None:

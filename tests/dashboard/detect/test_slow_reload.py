@@ -4,19 +4,10 @@ import random
 
 import factory
 import msgspec
-from field import INFO, START, Night, served
+from field import INFO, START, Night, load
 
 from kvlens.dashboard.detect.slow_reload import SlowReload
-from kvlens.telemetry.records import EngineInfo, GroupChunks, RequestRecord
-
-
-def load(index: int, latency: float, chunks: int = 4, info: EngineInfo = INFO) -> RequestRecord:
-    at = START + index
-    made = served(index, info).loads[0]
-    made = msgspec.structs.replace(
-        made, time=at, latency=latency, groups=[GroupChunks(kv_group=0, loaded=chunks)]
-    )
-    return served(index, info, loads=[made], finish_time=at)
+from kvlens.telemetry.records import RequestRecord
 
 
 def test_twice_as_slow_is_told_with_both_numbers() -> None:

@@ -152,9 +152,7 @@ def test_since_its_start_counts_for_a_running_server(serve: Any) -> None:
         ((200, "node_load1 1\n"), "has no metrics of vLLM"),
     ],
 )
-def test_servers_that_cannot_be_examined(
-    serve: Any, answer: tuple[int, str], message: str
-) -> None:
+def test_servers_that_cannot_be_examined(serve: Any, answer: tuple[int, str], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         from_url(serve(answer), 0.0)
 
