@@ -210,7 +210,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _time(text: str) -> float:
-    from kvlens.dashboard.inspect_command import parse_time
+    from kvlens.dashboard.flight.inspect import parse_time
 
     try:
         return parse_time(text)
@@ -221,21 +221,21 @@ def _time(text: str) -> float:
 
 
 def _inspect(options: argparse.Namespace) -> int:
-    from kvlens.dashboard import inspect_command
+    from kvlens.dashboard.flight import inspect
 
-    filters = inspect_command.Filters(
+    filters = inspect.Filters(
         request=options.request,
         verdicts=options.verdict,
         causes=options.cause,
         since=options.since,
         until=options.until,
     )
-    return inspect_command.run(options.files, filters, options.json)
+    return inspect.run(options.files, filters, options.json)
 
 
 def _replay(options: argparse.Namespace) -> int:
     try:
-        from kvlens.dashboard import replay_command
+        from kvlens.dashboard.flight import report
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] == "kvlens":
             raise
@@ -245,7 +245,7 @@ def _replay(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return USAGE
-    return replay_command.run(options.files, options.lookup, options.json)
+    return report.run(options.files, options.lookup, options.json)
 
 
 def _seconds(text: str) -> float:

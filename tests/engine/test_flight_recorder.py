@@ -14,7 +14,7 @@ from harness import NEWEST, serve
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.demo import model
 from kvlens.dashboard.demo.traffic import Plan
-from kvlens.dashboard.recordings import load
+from kvlens.dashboard.flight.recordings import load
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from kvlens.dashboard import inspect_strip
-from kvlens.dashboard.terminal import Terminal, safe
+from kvlens.dashboard.flight import strip as strips
+from kvlens.dashboard.flight.terminal import Terminal, safe
 from kvlens.dashboard.web import words
 from kvlens.dashboard.web.format import clock, duration, size, utc
 from kvlens.dashboard.web.strip import build_strip, decisive_lookup
@@ -28,7 +28,7 @@ def show(terminal: Terminal, entry: Entry, engine: EngineInfo) -> None:
             terminal.line(
                 terminal.colour(f"CHUNKS at the lookup of {clock(lookup.time)}", "strong")
             )
-            inspect_strip.draw(terminal, strip)
+            strips.draw(terminal, strip)
     _section(terminal, "LOOKUPS", map(_lookup, record.lookups))
     _section(terminal, "STORES", (_store(record, index) for index in range(len(record.stores))))
     _section(terminal, "LOADS", (_load(record, index) for index in range(len(record.loads))))

@@ -11,7 +11,7 @@ from flown import fly
 
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.detect.panel import Observed, Panel, all_detectors
-from kvlens.dashboard.replay import CORRECTED, EXACT, MODES, STOCK, replay
+from kvlens.dashboard.flight.replay import CORRECTED, EXACT, MODES, STOCK, replay
 from kvlens.telemetry.oracle import is_servable
 from kvlens.telemetry.records import (
     Correction,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvlens.dashboard.detect.base import Detector, Incident
 from kvlens.dashboard.detect.panel import Observed, Panel
-from kvlens.dashboard.recordings import Recording
+from kvlens.dashboard.flight.recordings import Recording
 from kvlens.telemetry.flight_reader import Entry
 from kvlens.telemetry.records import EngineInfo
 

@@ -13,12 +13,12 @@ import msgspec
 
 from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.engine import default_detectors
-from kvlens.dashboard.inspect_command import describe
-from kvlens.dashboard.recordings import Recording, load
-from kvlens.dashboard.replay import MODES, STOCK, Outcome, replay
-from kvlens.dashboard.replay_incidents import replay_incidents
+from kvlens.dashboard.flight.incidents import replay_incidents
+from kvlens.dashboard.flight.inspect import describe
+from kvlens.dashboard.flight.recordings import Recording, load
+from kvlens.dashboard.flight.replay import MODES, STOCK, Outcome, replay
+from kvlens.dashboard.flight.terminal import Terminal, row, safe
 from kvlens.dashboard.settings import SettingsError, load_settings
-from kvlens.dashboard.terminal import Terminal, row, safe
 from kvlens.dashboard.web import words
 from kvlens.dashboard.web.format import plural, utc
 from kvlens.telemetry.flight_reader import Entry, FlightFileError

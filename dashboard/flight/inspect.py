@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from kvlens.dashboard import inspect_request
-from kvlens.dashboard.recordings import Recording, load
-from kvlens.dashboard.terminal import Terminal, row, safe
+from kvlens.dashboard.flight import request as requests
+from kvlens.dashboard.flight.recordings import Recording, load
+from kvlens.dashboard.flight.terminal import Terminal, row, safe
 from kvlens.dashboard.web import words
 from kvlens.dashboard.web.format import clock, plural, utc
 from kvlens.telemetry import records
@@ -94,7 +94,7 @@ def _in_full(recordings: Sequence[Recording], filters: Filters) -> int:
             if filters.matches(entry.record):
                 if found:
                     terminal.line()
-                inspect_request.show(terminal, entry, recording.engine)
+                requests.show(terminal, entry, recording.engine)
                 found += 1
         _notes(recording)
     if found:

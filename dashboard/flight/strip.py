@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kvlens.dashboard.terminal import Terminal, fit
+from kvlens.dashboard.flight.terminal import Terminal, fit
 from kvlens.dashboard.web import words
 from kvlens.dashboard.web.cells import CellState
 from kvlens.dashboard.web.format import plural

@@ -1,0 +1,1 @@
+"""Flight-recorder files, read: ``kvlens inspect`` and ``kvlens replay``."""
