@@ -39,3 +39,9 @@ lint: environments
 # Every page of the dashboard, both themes and widths, to docs/screenshots.
 screenshots: setup
 	@$(VENV)/python scripts/screenshots.py $(ARGS)
+
+# Random lookups against the oracle, on every engine that is laid out here.
+EXAMPLES := 50000
+.PHONY: fuzz
+fuzz: environments
+	@$(VENV)/python benchmarks/fuzz_lookup.py --examples $(EXAMPLES) $(ARGS)

@@ -26,7 +26,8 @@ from vllm.v1.kv_offload.base import LookupResult
 from kvlens.telemetry.oracle import is_full_attention, is_recurrent
 from kvlens.telemetry.records import GroupLayout, Layout
 
-HIT, MISS, RETRY = LookupResult.HIT, LookupResult.MISS, LookupResult.RETRY
+HIT, MISS = LookupResult.HIT, LookupResult.MISS
+PENDING, RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
 Keys = Sequence[Sequence[bytes]]
 """Per group, in the configuration's order: the keys of the request's chunks."""
 Ask = Callable[[bytes, Any], Any]
@@ -190,6 +191,8 @@ class Search:
         """
         self._rules, self._keys, self._local, self._tokens = rules, keys, local, tokens
         self._ask, self._context = ask, context
+        self._extra: dict[bytes, Any] = {}
+        """Answers for keys that are not a chunk's."""
         self._runs: dict[int, range] = {}
         """Full attention: the unbroken run of chunks found, from the local prefix on."""
         self._asked: dict[int, int] = {}
@@ -242,6 +245,40 @@ class Search:
         """
         self._hopeful = False
         self._windows(boundary)
+
+    def attention_end(self, cap: int | None) -> int:
+        """Chunks up to which no full-attention group misses one, asked as far as needed."""
+        limit = max(self._local, self._rules.limit(self._local, self._tokens, cap))
+        for rule in self._rules.full:
+            if rule.position not in self._runs:
+                self._scan(rule, limit)
+        ends = (self._runs[rule.position].stop for rule in self._rules.full)
+        return min(ends, default=self._tokens // self._rules.by_position[0].chunk)
+
+    def attention_certain(self, end: int) -> bool:
+        """Whether no chunk of full attention below chunk ``end`` is awaited."""
+        return all(first >= end for first in self._waiting.values())
+
+    def ask_chunk(self, position: int, chunk: int) -> Any:
+        """Answer for a chunk next to what a scan of full attention has found."""
+        if chunk < self._asked[position]:
+            if chunk >= self._runs[position].stop:
+                return MISS
+            return HIT if chunk < self._waiting.get(position, chunk + 1) else PENDING
+        return self.ask(self._keys[position][chunk])
+
+    def ask(self, key: bytes) -> Any:
+        """Answer for a key that is not a complete chunk's, or was not scanned."""
+        answer = self._extra.get(key)
+        if answer is None:
+            answer = self._extra[key] = self._ask(key, self._context)
+            self.pending = self.pending or (answer is not HIT and answer is not MISS)
+        return answer
+
+    def prefixes(self) -> Iterator[tuple[int, int]]:
+        """Position of each full-attention group that was asked, and the end of its sure hits."""
+        for position, run in self._runs.items():
+            yield position, self._waiting.get(position, run.stop)
 
     def queries(self, boundary: int) -> Iterator[tuple[Rule, Sequence[bytes], int | None]]:
         """What each group was asked, as vLLM's own search would have asked it.

@@ -5,11 +5,11 @@ Both modes stand between vLLM's search and its caller::
     exact       the largest boundary that can be served, by a search of our own
     corrected   vLLM's own answer; where that boundary cannot be served (a recurrent
                 group has no state there, or a window is not all stored), the
-                largest one that can, searched over what was asked already
+                largest one that can, searched on from what was asked already
 
-What is answered is remembered until the load begins: vLLM must then ask for chunks
-that this attempt has found and for no others, since one that is not there ends the
-engine. An invariant that fails hands the engine back to vLLM's search for good.
+What is answered is remembered until the load begins: vLLM must then ask for what
+this attempt has found and for nothing else, since a chunk that is not there ends
+the engine. An invariant that fails hands the engine back to vLLM's search for good.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, NamedTuple
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
-from vllm.v1.kv_offload.base import make_offload_key
 
 from kvlens.connector import compat, layout
 from kvlens.connector.boundary import HIT, Keys, Rules, Search, UnconfirmedError
 from kvlens.connector.config import ConnectorSettings, LookupMode
 from kvlens.connector.fallback import StockFallback
 from kvlens.connector.observer import raise_errors
+from kvlens.connector.partial_tail import PartialTails
 from kvlens.telemetry.facts import group_of
 
 SEARCH = (
@@ -39,7 +39,7 @@ SEARCH = (
 
 
 class _Answer(NamedTuple):
-    """What was answered to a request, until its blocks are allocated."""
+    """What was answered to a request, until its load is prepared."""
 
     keys: Keys
     local: int
@@ -74,7 +74,6 @@ class BoundaryLookup:
     def __init__(self, scheduler: Any, kv_cache_config: Any, settings: ConnectorSettings) -> None:
         """Describe the scheduler's groups and watch what its manager is asked to load."""
         self._scheduler = scheduler
-        self._exact = settings.lookup is LookupMode.EXACT
         groups = scheduler.config.kv_group_configs
         self._rules = Rules.of(
             layout.describe(scheduler, kv_cache_config),
@@ -82,15 +81,17 @@ class BoundaryLookup:
         )
         self._step = lcm(*(group.tokens_per_block for group in groups))
         self._positions = {group.group_idx: index for index, group in enumerate(groups)}
+        self._tails = None
+        if getattr(scheduler.config, "supports_partial_tail", False):
+            self._tails = PartialTails(scheduler)
+        self._exact = settings.lookup is LookupMode.EXACT
         self._vllm_is_safe = self._trusts_vllm()
         self.remembering: _Remembering | None = None
         """What vLLM's search has asked of windowed groups, while it runs."""
-        self._answers: dict[str, _Answer] = {}
-        self._loading: _Answer | None = None
-        """Answer to the request whose blocks are being allocated."""
-        self._tail: set[bytes] = set()
-        """Keys of its partial last block, found by vLLM beyond that answer."""
         self.fallback = StockFallback(settings.fallback_file)
+        self._answers: dict[str, _Answer] = {}
+        self._confirmed: Callable[[], list[bytes]] | None = None
+        """What was found for the request whose load is prepared next."""
         self._prepare_load = scheduler.manager.prepare_load
         scheduler.manager.prepare_load = self._checked_load
 
@@ -118,22 +119,21 @@ class BoundaryLookup:
         finally:
             self.remembering = self._scheduler.prefix_scans = None
 
+    def finds_tails(self) -> bool:
+        """Whether partial last blocks are looked for here, and not by vLLM."""
+        return self._exact and self._tails is not None and not self.fallback.active()
+
     def begin_load(self, request: Any) -> None:
         """Blocks were allocated for this request; its load is prepared next."""
-        self._loading = self._answers.pop(request.request_id, None)
-        status = self._scheduler._req_status.get(request.request_id)
-        tail = getattr(status, "partial_tail_boundary", None)
-        if tail is not None:
-            config = self._scheduler.config
-            block_hash = request.block_hashes[tail // config.tokens_per_hash - 1]
-            self._tail = {
-                make_offload_key(block_hash, group.group_idx) for group in config.kv_group_configs
-            }
+        answer = self._answers.pop(request.request_id, None)
+        if answer is not None:
+            status = self._scheduler._req_status[request.request_id]
+            tail = getattr(status, "partial_tail_boundary", None)
+            self._confirmed = lambda: self._loads(answer, tail, request)
 
     def end_load(self) -> None:
         """The load is prepared."""
-        self._loading = None
-        self._tail.clear()
+        self._confirmed = None
 
     def forget(self, request_id: str) -> None:
         """The request ended."""
@@ -156,12 +156,15 @@ class BoundaryLookup:
         self.fallback.fail(error)
 
     def _trusts_vllm(self) -> bool:
-        """Whether vLLM's boundary can always be served in this layout, so that it need not be
-        looked at: full attention alone, or with states that end where its chunks do."""
-        scheduler, rules = self._scheduler, self._rules
+        """Whether vLLM's boundary can always be served, so that it need not be looked at.
+
+        That is so for full attention alone, and for recurrent groups whose states
+        end where every group's chunks do.
+        """
+        rules = self._rules
         return not rules.windowed or (
             all(rule.state and not rule.pop for rule in rules.windowed)
-            and {rule.chunk for rule in rules.by_position} == {scheduler._mamba_align_size}
+            and {rule.chunk for rule in rules.by_position} == {self._scheduler._mamba_align_size}
         )
 
     def _largest(self, status: Any, max_new_tokens: int | None) -> int | None:
@@ -169,21 +172,30 @@ class BoundaryLookup:
         if local % self._step:
             return 0  # a block that is only partly computed can be neither kept nor loaded
         search = self._search(status)
-        boundary = search.largest(compat.load_cap(status, max_new_tokens))
+        cap = compat.load_cap(status, max_new_tokens)
+        boundary = search.largest(cap)
         self._record(search, boundary, status)
-        if boundary <= local:
+        tail = None
+        if self._exact and self._tails is not None:
+            best = self._tails.best(status, search, boundary, cap)
+            if best is None:
+                return None
+            tail = best if best > boundary else None
+        if tail is None and boundary <= local:
             return 0
-        if not search.certain(boundary):
+        if tail is None and not search.certain(boundary):
             search.insist(boundary)
             return None
-        answer = _Answer(_keys(status), local, boundary)
-        if search.pending and not self._still_there(answer, status.req_context):
+        answer = _Answer(_keys(status), local, tail or boundary)
+        if search.pending and not self._still_there(answer, tail, status):
             return None
         being_loaded = self._scheduler._chunks_being_loaded
-        if being_loaded and not being_loaded.isdisjoint(self._rules.needed(*answer)):
+        if being_loaded and not being_loaded.isdisjoint(self._loads(answer, tail, status.req)):
             return None
+        if tail is not None:
+            self._take_tail(status, tail)
         self._answers[status.req.request_id] = answer
-        return boundary - local
+        return answer.boundary - local
 
     def _corrected(self, status: Any, max_new_tokens: int | None, found: int) -> int | None:
         """vLLM's answer ``found``, or the largest that can be served where that one cannot."""
@@ -211,7 +223,17 @@ class BoundaryLookup:
                 search.learn(self._positions[group_of(keys[0])], len(keys), hits)
         return search
 
-    def _still_there(self, answer: _Answer, context: Any) -> bool:
+    def _loads(self, answer: _Answer, tail: int | None, request: Any) -> list[bytes]:
+        """Keys that an answer makes vLLM load; in the order of its groups without a tail."""
+        if tail is None or self._tails is None:
+            return list(self._rules.needed(*answer))
+        keys = [key for _, _, key in self._tails.keys(request, tail)]
+        for rule in self._rules.full:
+            chunks = rule.chunks(answer.local, tail - tail % rule.chunk)
+            keys += answer.keys[rule.position][chunks.start : chunks.stop]
+        return keys
+
+    def _still_there(self, answer: _Answer, tail: int | None, status: Any) -> bool:
         """Whether chunks found in this attempt outlived it.
 
         A tiered manager starts to promote a chunk when it is asked for, and may evict
@@ -219,20 +241,31 @@ class BoundaryLookup:
         """
         primary = getattr(self._scheduler.manager, "primary_tier", None)
         return primary is None or all(
-            primary.lookup(key, context) is HIT for key in self._rules.needed(*answer)
+            primary.lookup(key, status.req_context) is HIT
+            for key in self._loads(answer, tail, status.req)
         )
+
+    def _take_tail(self, status: Any, tail: int) -> None:
+        assert self._tails is not None
+        status.partial_tail_boundary = tail
+        record = self._scheduler._events_tracker.record_partial_lookup
+        for group, tokens, key in self._tails.keys(status.req, tail):
+            record(status.req, group, tokens, key)
 
     def _record(self, search: Search, boundary: int, status: Any) -> None:
         """Tell the observer and vLLM's event tracker what was asked and found."""
         scheduler = self._scheduler
-        tracker = scheduler._events_tracker
+        for position, end in search.prefixes():
+            # 0.33 keeps it for its own search for a partial tail.
+            state = status.group_states[position]
+            if hasattr(state, "lookup_hit_end_chunk_idx"):
+                state.lookup_hit_end_chunk_idx = end
+        tracker, observer = scheduler._events_tracker, scheduler.observer
         describing = getattr(tracker, "self_describing_enabled", True)
-        observer = scheduler.observer
         if observer is None and not describing:
             return
-        groups = scheduler.config.kv_group_configs
         for rule, keys, hits in search.queries(boundary):
-            group = groups[rule.position]
+            group = scheduler.config.kv_group_configs[rule.position]
             if observer is not None:
                 observer.queries.append((keys, hits, group.sliding_window_size_in_chunks))
             if describing and group.sliding_window_size_in_chunks is None:
@@ -242,13 +275,12 @@ class BoundaryLookup:
 
     def _checked_load(self, keys: Any, context: Any) -> Any:
         """``prepare_load`` of the manager: it ends the engine over a chunk that is not there."""
-        answer = self._loading
-        if answer is not None and not self.fallback.active():
-            expected = list(self._rules.needed(*answer))
-            if keys != expected and (unconfirmed := set(keys).difference(expected, self._tail)):
+        if self._confirmed is not None and not self.fallback.active():
+            confirmed = self._confirmed()
+            if keys != confirmed and (unconfirmed := set(keys).difference(confirmed)):
                 error = UnconfirmedError(
-                    f"{len(unconfirmed)} chunks are to be loaded for a boundary of "
-                    f"{answer.boundary} tokens that the lookup has not found"
+                    f"{len(unconfirmed)} of {len(keys)} chunks to be loaded were not found by the "
+                    "lookup that promised them"
                 )
                 if raise_errors():
                     raise error
@@ -262,13 +294,24 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
         return base
 
     class WithBoundaryLookup(base):
+        manager: Any
+
         def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
             super().__init__(spec, vllm_config, kv_cache_config)
             self.boundary_lookup = BoundaryLookup(self, kv_cache_config, settings)
 
+        def _lookup(self, req_status: Any, *args: Any, **kwargs: Any) -> int | None:
+            answer: int | None
+            if self.boundary_lookup.finds_tails():
+                req_status.partial_tail_boundary = None
+                answer = getattr(self, SEARCH)(req_status, *args, **kwargs)
+            else:
+                answer = super()._lookup(req_status, *args, **kwargs)
+            return answer
+
         def _sliding_window_lookup(self, *args: Any, **kwargs: Any) -> int | None:
             # vLLM may ask a windowed group again in a later pass, and so may we.
-            manager: Any = self.manager
+            manager = self.manager
             self.manager = self.boundary_lookup.remembering or manager
             try:
                 found: int | None = super()._sliding_window_lookup(*args, **kwargs)
@@ -292,13 +335,10 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
 
     stock = getattr(base, SEARCH)
 
-    def search(
-        self: Any, req_status: Any, max_num_new_tokens: int | None = None, **kwargs: Any
-    ) -> int | None:
-        if max_num_new_tokens is not None:
-            kwargs["max_num_new_tokens"] = max_num_new_tokens
+    def search(self: Any, req_status: Any, *args: Any, **kwargs: Any) -> int | None:
+        cap = kwargs.get("max_num_new_tokens", args[0] if args else None)
         answer: int | None = self.boundary_lookup.answer(
-            req_status, lambda: stock(self, req_status, **kwargs), max_num_new_tokens
+            req_status, lambda: stock(self, req_status, *args, **kwargs), cap
         )
         return answer
 

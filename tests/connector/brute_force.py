@@ -1,42 +1,27 @@
-"""Lookups on random layouts, held against the definition tried on every boundary.
+"""Lookups on vLLM's own scheduler class, held against the definition tried everywhere.
 
-``make_case`` draws a layout, what is stored of it and a request, within what vLLM
-could present. ``expected`` tries every boundary with ``telemetry.oracle.is_servable``.
-``run`` does the lookup on vLLM's own scheduler class and, if something is served,
-lets vLLM's own block managers allocate for it and the connector prepare the load.
+``expected`` tries every boundary with ``telemetry.oracle.is_servable``. ``run`` does the
+lookup and ``allocate`` lets vLLM's own block managers allocate for what was answered,
+and the connector prepare the load. ``problems`` says what is wrong with a case.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cache
-from inspect import signature
 from math import lcm
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from packaging.version import Version
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading import config as offloading_config
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
-    OffloadingConnectorScheduler,
-)
+from lookup_cases import HIT, MISS, PENDING, RETRY, UNIT, Case
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.core.single_type_kv_cache_manager import get_manager_for_kv_cache_spec
-from vllm.v1.kv_cache_interface import (
-    ChunkedLocalAttentionSpec,
-    FullAttentionSpec,
-    KVCacheGroupSpec,
-    MambaSpec,
-    SlidingWindowSpec,
-)
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 from vllm.v1.kv_offload.base import (
-    LookupResult,
     OffloadingManager,
     RequestOffloadingContext,
+    make_offload_key,
 )
 
 from kvlens.connector import compat
@@ -45,166 +30,6 @@ from kvlens.connector.config import load
 from kvlens.connector.corrections import plan
 from kvlens.connector.scheduler import scheduler_class
 from kvlens.telemetry.oracle import is_recurrent, is_servable, limit, required_chunks
-from kvlens.telemetry.records import GroupLayout, Layout
-
-STATES = ["align"] if Version(compat.vllm_version()) >= Version("0.32") else ["align", "all"]
-"""Recurrent cache modes that this vLLM has."""
-KINDS = ["full_attention", "full_attention", "sliding_window", "mamba", "mamba"] + (
-    ["chunked_local"] if compat.offloads_chunked_local() else []
-)
-CAPS_NEW_TOKENS = (
-    "max_num_new_tokens"
-    in signature(OffloadingConnectorScheduler.get_num_new_matched_tokens).parameters
-)
-"""Whether a lookup can be limited by ``max_num_new_tokens``."""
-UNIT = 4
-"""Tokens per hash."""
-HIT, MISS = LookupResult.HIT, LookupResult.MISS
-PENDING, RETRY = LookupResult.HIT_PENDING, LookupResult.RETRY
-
-
-@dataclass(frozen=True)
-class Group:
-    """One KV-cache group; sizes in tokens."""
-
-    kind: str
-    block: int
-    window: int | None = None
-    extra: int = 0
-    span: int | None = None
-    mode: str = "align"
-    drafter: bool = False
-
-    def spec(self) -> Any:
-        size = {"block_size": self.block}
-        attention = {**size, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
-        if self.kind == "mamba":
-            shape = {"shapes": ((1, 8),), "dtypes": (torch.float32,)}
-            return MambaSpec(**size, **shape, mamba_cache_mode=self.mode)
-        if self.kind == "sliding_window":
-            extra = {"extra_retained_tokens": self.extra} if self.extra else {}
-            return SlidingWindowSpec(**attention, sliding_window=self.window, **extra)
-        if self.kind == "chunked_local":
-            return ChunkedLocalAttentionSpec(**attention, attention_chunk_size=self.span)
-        return FullAttentionSpec(**attention)
-
-
-@dataclass(frozen=True)
-class Case:
-    """One lookup: a layout, what is stored, and a request."""
-
-    groups: tuple[Group, ...]
-    blocks_per_chunk: int
-    tokens: int
-    local: int
-    stored: dict[tuple[int, int], Any]
-    """``(group, chunk)`` to lookup result; what is not in it is missing."""
-    block_drop: bool = False
-    load_cap: int | None = None
-    new_cap: int | None = None
-    prefix_caching: bool = True
-    being_loaded: frozenset[tuple[int, int]] = frozenset()
-
-    @property
-    def layout(self) -> Layout:
-        return Layout(
-            groups=[
-                GroupLayout(
-                    kv_group=index,
-                    group_kind=group.kind,
-                    tokens_per_block=group.block,
-                    tokens_per_chunk=group.block * self.blocks_per_chunk,
-                    window=group.window,
-                    extra_retained=group.extra,
-                    attention_chunk=group.span,
-                    drafter=group.drafter,
-                    drafter_used=group.drafter,
-                )
-                for index, group in enumerate(self.groups)
-            ],
-            tokens_per_hash=UNIT,
-            blocks_per_chunk=self.blocks_per_chunk,
-        )
-
-    @property
-    def cap(self) -> int | None:
-        return min((c for c in (self.load_cap, self.new_cap) if c is not None), default=None)
-
-    @property
-    def settled(self) -> bool:
-        """Whether no answer can be a deferral."""
-        return not self.being_loaded and all(r in (HIT, MISS) for r in self.stored.values())
-
-
-def make_case(random: Random) -> Case:
-    """A random case; every size is drawn so that small ones are common."""
-    blocks_per_chunk = random.choice([1, 1, 1, 2, 3])
-    state_block = UNIT * random.choice([1, 2, 4, 4, 6, 8])
-    mode = random.choice(STATES)
-    groups = tuple(
-        _make_group(random, blocks_per_chunk, state_block, mode)
-        for _ in range(random.choice([1, 2, 2, 3, 3, 4]))
-    )
-    tokens = random.randint(1, random.choice([40, 100, 260]))
-    prefix_caching = random.random() < 0.9
-    step = lcm(*(group.block for group in groups))
-    local = 0
-    if prefix_caching and random.random() < 0.4:
-        local = step * random.randint(0, (tokens - 1) // step)
-    stored = _make_stored(random, groups, blocks_per_chunk, tokens)
-    being_loaded: frozenset[tuple[int, int]] = frozenset()
-    if prefix_caching and stored and random.random() < 0.1:
-        being_loaded = frozenset(random.sample(sorted(stored), min(2, len(stored))))
-    load_cap = new_cap = None
-    if compat.caps_loads() and random.random() < 0.1:
-        load_cap = random.randint(0, tokens)
-    if CAPS_NEW_TOKENS and random.random() < 0.1:
-        new_cap = random.randint(1, tokens)
-    drafts = any(group.drafter for group in groups)
-    return Case(
-        groups=groups,
-        blocks_per_chunk=blocks_per_chunk,
-        tokens=tokens,
-        local=local,
-        stored=stored,
-        block_drop=drafts or random.random() < 0.2,
-        load_cap=load_cap,
-        new_cap=new_cap,
-        prefix_caching=prefix_caching,
-        being_loaded=being_loaded,
-    )
-
-
-def _make_group(random: Random, blocks_per_chunk: int, state_block: int, mode: str) -> Group:
-    kind = random.choice(KINDS)
-    if kind == "mamba":  # vLLM wants all of them to have one size
-        return Group(kind, state_block, mode=mode)
-    block = UNIT * random.choice([1, 1, 2, 3, 4, 4, 8])
-    chunk = block * blocks_per_chunk
-    window, extra, span = None, 0, None
-    if kind == "sliding_window":
-        window = random.choice([chunk, chunk + 1, random.randint(2, 5 * chunk)])
-        extra = random.choice([0, 0, 0, 1, random.randint(1, 2 * chunk)])
-    elif kind == "chunked_local":  # its kernels want whole blocks
-        span = block * random.choice([1, 2, 3, 4, 2 * blocks_per_chunk])
-    drafter = kind != "chunked_local" and random.random() < 0.3
-    return Group(kind, block, window, extra, span, mode, drafter)
-
-
-def _make_stored(
-    random: Random, groups: tuple[Group, ...], blocks_per_chunk: int, tokens: int
-) -> dict[tuple[int, int], Any]:
-    unsettled = random.random() < 0.25
-    stored = {}
-    for index, group in enumerate(groups):
-        share = random.choice([1.0, 1.0, 1.0, 0.95, 0.8, 0.5, 0.0])
-        chunks = tokens // (group.block * blocks_per_chunk)
-        prefix = random.randint(0, chunks) if random.random() < 0.3 else chunks
-        for chunk in range(chunks):
-            if chunk < prefix and random.random() < share:
-                awaited = unsettled and random.random() < 0.1
-                stored[index, chunk] = random.choice([PENDING, RETRY]) if awaited else HIT
-    return stored
 
 
 def overloads(case: Case, boundary: int) -> bool:
@@ -216,32 +41,54 @@ def overloads(case: Case, boundary: int) -> bool:
     for group in case.groups:
         if group.window is not None:
             chunk = group.block * case.blocks_per_chunk
-            most = _window_chunks(group, chunk) * case.blocks_per_chunk + 1
+            window = compat.window_in_chunks(group.spec(), chunk)
+            most = window * case.blocks_per_chunk + 1
             first = max(case.local, boundary - group.window + 1 - group.extra)
             if -(-boundary // group.block) - first // group.block > most:
                 return True
     return False
 
 
-@cache
-def _window_chunks(group: Group, chunk: int) -> int:
-    name = "get_sliding_window_size_in_chunks"
-    vllms = getattr(offloading, name, None) or getattr(offloading_config, name)
-    chunks: int = vllms(group.spec(), chunk)
-    return chunks
-
-
 def servable(case: Case, results: frozenset[Any]) -> int:
     """Largest boundary by definition if chunks with one of ``results`` are hits."""
     shape = case.layout
-    holds = lambda group, chunk: case.stored.get((group, chunk)) in results  # noqa: E731
     top = limit(shape, case.local, case.tokens, case.cap)
     for boundary in range(top, case.local, -1):
-        if is_servable(shape, holds, case.local, case.tokens, boundary, case.cap) and not overloads(
-            case, boundary
-        ):
+        if _is_tail(case, boundary, results):
+            return boundary
+        if is_servable(
+            shape,
+            lambda group, chunk: case.stored.get((group, chunk)) in results,
+            case.local,
+            case.tokens,
+            boundary,
+            case.cap,
+        ) and not overloads(case, boundary):
             return boundary
     return case.local
+
+
+def _is_tail(case: Case, boundary: int, results: frozenset[Any]) -> bool:
+    """Whether a partial last block can be served up to ``boundary``."""
+    if not case.partial_tail or boundary % UNIT or boundary % case.groups[0].block == 0:
+        return False
+    groups = range(len(case.groups))
+    return (
+        all(case.tail_key(group, boundary) // UNIT <= case.tokens // UNIT for group in groups)
+        and all(case.stored.get(key) in results for key in _below_tail(case, boundary))
+        and all(case.tail(group, boundary) in results for group in groups)
+    )
+
+
+def _below_tail(case: Case, boundary: int) -> list[tuple[int, int]]:
+    """Complete chunks that a tail needs: those of attention, and no state."""
+    block = case.groups[0].block
+    return [
+        (group.kv_group, chunk)
+        for group in case.layout.groups
+        if not is_recurrent(group)
+        for chunk in range(case.local // block, boundary // block)
+    ]
 
 
 def expected(case: Case) -> int | None:
@@ -251,16 +98,26 @@ def expected(case: Case) -> int | None:
         return 0
     if best != servable(case, frozenset({HIT})):
         return None
-    for group in case.layout.groups:
-        for chunk in required_chunks(group, case.local, best) or ():
-            if (group.kv_group, chunk) in case.being_loaded:
-                return None
-    return best - case.local
+    if case.partial_tail and best % case.groups[0].block:
+        needed = _below_tail(case, best)
+        # A drafter's key may be that of a complete chunk.
+        for group in range(len(case.groups)):
+            chunk, rest = divmod(case.tail_key(group, best), case.groups[group].block)
+            needed += [(group, chunk - 1)] if rest == 0 else []
+    else:
+        needed = [
+            (group.kv_group, chunk)
+            for group in case.layout.groups
+            for chunk in required_chunks(group, case.local, best) or ()
+        ]
+    return None if case.being_loaded.intersection(needed) else best - case.local
 
 
 def is_unsafe(case: Case, boundary: int) -> bool:
     """Whether a recurrent group has no state at this boundary, or no token is left to compute."""
     shape = case.layout
+    if _is_tail(case, boundary, frozenset({HIT})):
+        return False
     return boundary > limit(shape, 0, case.tokens) or any(
         is_recurrent(group) and boundary % group.tokens_per_chunk for group in shape.groups
     )
@@ -362,9 +219,16 @@ def run(case: Case, mode: str) -> Run:
         tokens_per_hash=UNIT,
         blocks_per_chunk=case.blocks_per_chunk,
         offload_prompt_only=True,
+        extra_config={},
         config=SimpleNamespace(
             groups=[
-                SimpleNamespace(group_id=i, tokens_per_block=group.block)
+                SimpleNamespace(
+                    group_id=i,
+                    tokens_per_block=group.block,
+                    sliding_window_size_in_chunks=compat.window_in_chunks(
+                        group.spec(), group.block * case.blocks_per_chunk
+                    ),
+                )
                 for i, group in enumerate(case.groups)
             ]
         ),
@@ -388,7 +252,11 @@ def run(case: Case, mode: str) -> Run:
         cache_group = KVCacheGroupSpec([f"layer{index}"], group.spec())
         cache_group.is_eagle_group = group.drafter
         cache_groups.append(cache_group)
-    scheduler = _class(mode)[0](spec, vllm_config, SimpleNamespace(kv_cache_groups=cache_groups))
+    kv_cache_config = SimpleNamespace(
+        kv_cache_groups=cache_groups,
+        cache_hit_alignment_tokens=UNIT if case.fine_hits else None,
+    )
+    scheduler = _class(mode)[0](spec, vllm_config, kv_cache_config)
     scheduler.scripted = manager
     params = None if case.load_cap is None else {"max_load_tokens": case.load_cap}
     hashes = [b"%031d." % index for index in range(case.tokens // UNIT)]
@@ -398,6 +266,10 @@ def run(case: Case, mode: str) -> Run:
     status.update_offload_keys()
     keys = [state.offload_keys for state in status.group_states]
     manager.answers = {keys[g][c]: result for (g, c), result in case.stored.items()}
+    for (group, tokens), result in case.tails.items():
+        manager.answers[make_offload_key(hashes[tokens // UNIT - 1], group)] = result
+    if mode != "stock":  # it may take every group for a drafter's
+        assert getattr(scheduler.config, "supports_partial_tail", False) == case.partial_tail
     if scheduler._chunks_being_loaded is not None:
         scheduler._chunks_being_loaded.update(keys[g][c] for g, c in case.being_loaded)
     caps = {} if case.new_cap is None else {"max_num_new_tokens": case.new_cap}
