@@ -152,7 +152,7 @@ def search(
         drafters: ``kv_group`` of those whose last chunk is popped.
         widen: whether full-attention drafter groups too ask for one chunk more
             (0.30 and newer).
-        load_window: whether windows reach as far as allocation does (0.32 and newer).
+        load_window: whether windows reach as far as allocation does (0.30 and newer).
         load_cap: ``max_load_tokens``, if limited.
     """
     walk = _Walk(layout, local, tokens, cap, load_cap, drafters, load_window)
@@ -207,14 +207,15 @@ def replay_queries(
     blame: int | None = None
     found = False
     for number, groups in enumerate(walk.passes(), 1):
-        for group in groups:
+        for position, group in enumerate(groups):
             query = next(asked, None)
             if query is None:
-                # If there was enough to go on, some other search than vLLM's has ended here.
-                enough = walk.open(group)
-                return (
-                    _finish(walk, answers) if enough else _too_little(walk, group, answers, blame)
-                )
+                # Which group comes next depends on the release, so any of them may have ended it.
+                # If there was enough for all, some other search than vLLM's has ended here.
+                short = next((rest for rest in groups[position:] if not walk.open(rest)), None)
+                if short is None:
+                    return _finish(walk, answers)
+                return _too_little(walk, short, answers, blame)
             kv_group, start, _, hits = query
             group, before = by_group[kv_group], walk.bound
             walk.open(group)

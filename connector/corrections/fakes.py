@@ -164,10 +164,10 @@ def lookup_case(
     return scheduler, _status(scheduler, request, counts)
 
 
-def run_lookup(scheduler: Any, status: Any) -> int | None:
+def run_lookup(scheduler: Any, status: Any, *caps: int) -> int | None:
     """vLLM's search over complete chunks; older releases have one method for all."""
     search = getattr(scheduler, "_lookup_complete_chunks", None) or scheduler._lookup
-    found: int | None = search(status)
+    found: int | None = search(status, *caps)
     return found
 
 

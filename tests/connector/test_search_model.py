@@ -1,0 +1,147 @@
+"""The model of vLLM's search, held against the search of the vLLM that is installed."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm")
+
+from random_layouts import KINDS as ALL_KINDS
+from random_layouts import random_layout
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    GroupOffloadConfig,
+    OffloadingConnectorScheduler,
+)
+from vllm.v1 import kv_cache_interface as specs
+from vllm.v1.kv_offload.base import LookupResult
+
+from kvlens.connector import compat
+from kvlens.connector.corrections import fakes, pop_widening
+from kvlens.telemetry.oracle import is_recurrent
+from kvlens.telemetry.records import GroupLayout, Layout
+from kvlens.telemetry.search import replay_queries, search
+from kvlens.telemetry.semconv import Exit
+
+WIDENS = not pop_widening.present()
+LOAD_WINDOW = compat.reaches_load_window()
+# 0.30 reaches as far as allocation does, but for what it retains beyond the window.
+RETAINS = not LOAD_WINDOW or "extra_retained_tokens" in inspect.getsource(
+    GroupOffloadConfig.load_window_size_in_chunks
+)
+KINDS = [k for k in ALL_KINDS if k != "chunked_local" or compat.offloads_chunked_local()]
+
+
+def bare_spec(group: GroupLayout) -> Any:
+    """A specification with the fields that the search reads, and no others."""
+    if is_recurrent(group):
+        cls, fields = specs.MambaSpec, {"mamba_cache_mode": "align"}
+    elif group.window is not None:
+        cls = specs.SlidingWindowSpec
+        fields = {"sliding_window": group.window, "extra_retained_tokens": group.extra_retained}
+    elif group.attention_chunk is not None:
+        cls = specs.ChunkedLocalAttentionSpec
+        fields = {"attention_chunk_size": group.attention_chunk}
+    else:
+        cls, fields = specs.FullAttentionSpec, {}
+    spec = object.__new__(cls)
+    for name, value in fields.items():
+        object.__setattr__(spec, name, value)
+    return spec
+
+
+def config(group: GroupLayout) -> Any:
+    spec = bare_spec(group)
+    fields = {
+        "group_idx": group.kv_group,
+        "tokens_per_chunk": group.tokens_per_chunk,
+        "sliding_window_size_in_chunks": compat.window_in_chunks(spec, group.tokens_per_chunk),
+        "kv_cache_spec": spec,
+        "is_eagle_group": group.drafter_used,
+    }
+    return GroupOffloadConfig(**{name: fields.get(name) for name in GroupOffloadConfig._fields})
+
+
+class Spy(OffloadingConnectorScheduler):
+    """vLLM's class with just what its search needs; keeps the queries that it makes."""
+
+    def __init__(self, layout: Layout, results: dict[tuple[int, int], str]) -> None:
+        configs = [config(group) for group in layout.groups]
+        windows = {i: c.sliding_window_size_in_chunks for i, c in enumerate(configs)}
+        windowed = sorted((i for i in windows if windows[i]), key=windows.__getitem__, reverse=True)
+        self.asked: list[tuple[int, int, int, int | None]] = []
+        self.config = SimpleNamespace(kv_group_configs=configs)
+        self.manager = SimpleNamespace(lookup=lambda key, _: LookupResult[results.get(key, "MISS")])
+        self._full_attention_groups = tuple(i for i in windows if not windows[i])
+        self._sliding_window_groups = tuple(windowed)
+        self._lookup_groups = self._full_attention_groups + self._sliding_window_groups
+        self._mamba_align_size = next(
+            (g.tokens_per_chunk for g in layout.groups if is_recurrent(g)), None
+        )
+        self._chunks_being_loaded = None
+        self._events_tracker = SimpleNamespace(record_lookup=lambda *_: None)
+
+    def note(self, keys: list[tuple[int, int]], hits: int | None) -> int | None:
+        kv_group, start = keys[0]
+        self.asked.append((kv_group, start, len(keys), hits))
+        return hits
+
+    def _maximal_prefix_lookup(self, keys: Any, *args: Any) -> int | None:
+        return self.note(keys, super()._maximal_prefix_lookup(keys, *args))
+
+    def _sliding_window_lookup(self, keys: Any, *args: Any) -> int | None:
+        return self.note(keys, super()._sliding_window_lookup(keys, *args))
+
+
+@pytest.mark.parametrize("deferrals", [False, True])
+def test_model_agrees_with_the_real_search(deferrals: bool) -> None:
+    rng = random.Random(52735)
+    served = 0
+    for _ in range(2500):
+        layout, tokens = random_layout(rng, KINDS, RETAINS), rng.randint(1, 120)
+        local = rng.choice([0, 0, rng.randrange(tokens)])
+        cap = rng.choice([None, rng.randint(0, 120)]) if compat.bounds_by_other_groups() else None
+        load_cap = rng.choice([None, None, rng.randint(0, 120)]) if compat.caps_loads() else None
+        density = rng.choice([0.5, 0.9, 0.97, 1.0])
+        odd = ["HIT_PENDING", "RETRY"] if deferrals else []
+        keys = {
+            g.kv_group: [(g.kv_group, k) for k in range(tokens // g.tokens_per_chunk)]
+            for g in layout.groups
+        }
+        results = {
+            key: rng.choice([*["HIT"] * 9, *odd])
+            for every in keys.values()
+            for key in every
+            if rng.random() < density
+        }
+        real = Spy(layout, results)
+        status = SimpleNamespace(
+            req=SimpleNamespace(num_tokens=tokens, request_id="r"), req_context=None,
+            num_locally_computed_tokens=local, max_load_tokens=load_cap,
+            group_states=[SimpleNamespace(offload_keys=keys[g.kv_group]) for g in layout.groups],
+        )  # fmt: skip
+        found = fakes.run_lookup(real, status, *([cap] if cap is not None else []))
+        replay = replay_queries(layout, local, tokens, cap, real.asked, load_cap)
+        if found is None:
+            assert replay.exit is Exit.DEFERRED_BACKEND
+        else:
+            assert replay.boundary == local + found
+            assert (replay.exit is Exit.SERVED) == (found > 0)
+        if not deferrals:
+            predicted = search(
+                layout, lambda g, k, r=results: (g, k) in r, local, tokens, cap,
+                drafters={g.kv_group for g in layout.groups if g.drafter_used},
+                widen=WIDENS, load_window=LOAD_WINDOW, load_cap=load_cap,
+            )  # fmt: skip
+            assert predicted == local + (found or 0)
+            served += predicted > local
+    assert deferrals or served > 300, "the cases must not all be misses"
+
+
+def test_layout_windows_are_those_of_vllm() -> None:
+    group = GroupLayout(0, "sliding_window", 16, 16, window=128)
+    assert config(group).sliding_window_size_in_chunks == 8
