@@ -16,7 +16,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 )
 
 from kvlens.connector.observer import raise_errors
-from kvlens.telemetry.semconv import GROUP_INFO, GROUP_LABELS, METRICS, METRICS_BY_NAME, Metric
+from kvlens.telemetry.semconv import (
+    EXEMPLAR_TRACE,
+    GROUP_INFO,
+    GROUP_LABELS,
+    METRICS,
+    METRICS_BY_NAME,
+    Metric,
+)
 from kvlens.telemetry.sinks.prometheus import Payload
 
 logger = logging.getLogger(__name__)
@@ -108,7 +115,10 @@ class KVLensPromMetrics(OffloadPromMetrics):
                 child.set(value)
             else:
                 for sample in value:
-                    child.observe(sample)
+                    if isinstance(sample, (list, tuple)):
+                        child.observe(sample[0], {EXEMPLAR_TRACE: sample[1]})
+                    else:
+                        child.observe(sample)
         if metric is GROUP_INFO:
             self._create_group_children(values, engine)
 

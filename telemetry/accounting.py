@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from kvlens.telemetry import facts, semconv
-from kvlens.telemetry.records import EngineInfo, GroupChunks, Layout, Store
+from kvlens.telemetry.oracle import is_full_attention, is_recurrent, limit, required_chunks
+from kvlens.telemetry.records import EngineInfo, GroupChunks, GroupLayout, Layout, Store
 from kvlens.telemetry.requests import Answer, OpenRequest
 from kvlens.telemetry.residency import LIVE, Residency, State
 from kvlens.telemetry.semconv import Exit, Metric
@@ -27,12 +28,12 @@ class Counters:
         """One lookup ended."""
         self._metrics.count(semconv.LOOKUPS, 1, (str(how),))
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: Answer, trace_id: str) -> None:
         """One lookup was answered and its exit is final."""
         answer.counted = True
         lookup = answer.lookup
         self.exit(Exit(lookup.exit))
-        self._metrics.observe(semconv.LOOKUP_SECONDS, lookup.seconds)
+        self._metrics.observe(semconv.LOOKUP_SECONDS, lookup.seconds, trace_id=trace_id)
         for group in lookup.groups:
             if not group.pass_number:
                 continue
@@ -141,8 +142,44 @@ def note_computed(
             continue
         every = min(finished.computed_tokens // group.tokens_per_chunk, length)
         allowed = min(storable // group.tokens_per_chunk, every)
-        residency.computed(keys[:allowed], State.COMPUTED)
-        residency.computed(keys[allowed:every], State.EXCLUDED)
+        if is_full_attention(group) or info.retention_interval is None:
+            residency.computed(keys[:allowed], State.COMPUTED)
+            residency.computed(keys[allowed:every], State.EXCLUDED)
+            continue
+        wanted = retained_chunks(info, group, request.added.prompt_tokens)
+        residency.computed((keys[k] for k in range(allowed) if k in wanted), State.COMPUTED)
+        unwanted = (keys[k] for k in range(every) if k >= allowed or k not in wanted)
+        unseen = [key for key in unwanted if residency.state(key) is State.NEVER_SEEN]
+        residency.computed(unseen, State.EXCLUDED)
+
+
+def retained_chunks(info: EngineInfo, group: GroupLayout, prompt_tokens: int) -> set[int]:
+    """Chunks of a windowed group that ``prefix_cache_retention_interval`` is to keep.
+
+    Those that the same prompt would need again, and those at each multiple of
+    the interval. What it leaves out is policy's, not a loss.
+    """
+    last = _whole_boundary(info.layout, prompt_tokens)
+    interval = info.retention_interval
+    chunks: set[int] = set()
+    for boundary in (last, *(range(interval, last, interval) if interval else ())):
+        chunks.update(required_chunks(group, 0, boundary) or ())
+        if group.drafter:
+            chunks.add(-(-boundary // group.tokens_per_chunk))
+    return chunks
+
+
+def _whole_boundary(layout: Layout, tokens: int) -> int:
+    """Largest boundary within ``tokens`` if every chunk were there."""
+    boundary = limit(layout, 0, tokens)
+    for group in layout.groups:
+        chunk = group.tokens_per_chunk
+        boundary = min(boundary, max(0, tokens // chunk - group.drafter) * chunk)
+    states = [group.tokens_per_chunk for group in layout.groups if is_recurrent(group)]
+    while any(boundary % chunk for chunk in states):
+        for chunk in states:
+            boundary -= boundary % chunk
+    return boundary
 
 
 def note_held_back(info: EngineInfo, residency: Residency, request: OpenRequest) -> dict[int, int]:

@@ -137,11 +137,9 @@ class Assembler:
             # Answered before, not admitted (no blocks free), asked again.
             if request.answer.fact.result:
                 request.answer.lookup.exit = str(Exit.NOT_ADMITTED)
-            self._count.answered(request.answer)
+            self._count.answered(request.answer, request.trace_id)
         request.attempts += 1
-        lookup = lookups.read(
-            self._info.layout, fact, request.added, request.attempts, self._wall
-        )
+        lookup = lookups.read(self._info.layout, fact, request.added, request.attempts, self._wall)
         request.lookups.append(lookup)
         if Exit(lookup.exit) in DEFERRED_EXITS:
             request.signature = signature
@@ -164,7 +162,7 @@ class Assembler:
             waited = now_ns - request.deferred_since_ns
             request.deferral_ns += waited
             request.deferred_since_ns = None
-            self._metrics.observe(semconv.DEFERRAL_SECONDS, waited / 1e9)
+            self._metrics.observe(semconv.DEFERRAL_SECONDS, waited / 1e9, trace_id=request.trace_id)
 
     def _admitted(self, fact: facts.Admitted) -> None:
         request = self._open.get(fact.request_id)
@@ -187,7 +185,7 @@ class Assembler:
             answer.lookup.exit = str(Exit.OTHER_CONNECTOR)
         elif answer.fact.result and not fact.external_tokens:
             answer.lookup.exit = str(Exit.NOT_ADMITTED)
-        self._count.answered(answer)
+        self._count.answered(answer, request.trace_id)
         if not request.admitted:
             request.admitted = True
             request.served = fact.external_tokens
@@ -248,7 +246,9 @@ class Assembler:
         job.record.completed_at = self._wall(fact.time_ns)
         job.record.latency = max(0.0, job.record.completed_at - job.record.time)
         if not job.record.synchronous:
-            self._metrics.observe(semconv.RELOAD_LATENCY, job.record.latency)
+            self._metrics.observe(
+                semconv.RELOAD_LATENCY, job.record.latency, trace_id=self._trace_of(job)
+            )
         self._load_jobs.end(job)
 
     def _transferred(self, fact: facts.Transferred) -> None:
@@ -260,8 +260,14 @@ class Assembler:
             if job is not None:
                 job.record.bytes = fact.bytes
                 job.record.transfer_seconds = fact.seconds
-                self._metrics.observe(semconv.TRANSFER_SECONDS, fact.seconds, (direction,))
+                self._metrics.observe(
+                    semconv.TRANSFER_SECONDS, fact.seconds, (direction,), self._trace_of(job)
+                )
                 return
+
+    def _trace_of(self, job: transfers.Job[Any]) -> str:
+        request = self._open.get(job.request_id)
+        return request.trace_id if request is not None else ""
 
     def _preempted(self, fact: facts.Preempted) -> None:
         for request_id in fact.request_ids:
@@ -309,6 +315,6 @@ class Assembler:
         if request.answer is not None and not request.answer.counted:
             if request.answer.fact.result:
                 request.answer.lookup.exit = str(Exit.NOT_ADMITTED)
-            self._count.answered(request.answer)
+            self._count.answered(request.answer, request.trace_id)
         accounting.note_computed(self._info, self._residency, request, fact)
         self._finished.append(request)

@@ -45,6 +45,8 @@ LABEL_TIER: Final = "tier"
 LABEL_IDENTITY: Final = "identity"
 LABEL_CAPACITY: Final = "capacity"
 GROUP_LABELS: Final = (LABEL_GROUP, LABEL_KIND)
+EXEMPLAR_TRACE: Final = "trace_id"
+"""Label of exemplars, as Grafana looks for it."""
 
 DIRECTION_STORE: Final = "store"
 DIRECTION_LOAD: Final = "load"

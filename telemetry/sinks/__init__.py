@@ -16,8 +16,10 @@ class MetricSink(Protocol):
     def count(self, metric: Metric, value: float = 1, labels: Labels = ()) -> None:
         """Add to a counter."""
 
-    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Add one sample to a histogram."""
+    def observe(
+        self, metric: Metric, value: float, labels: Labels = (), trace_id: str = ""
+    ) -> None:
+        """Add one sample to a histogram; ``trace_id`` (32 hex digits) becomes its exemplar."""
 
     def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         """Set a gauge."""

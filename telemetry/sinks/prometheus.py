@@ -56,12 +56,14 @@ class StatsSink:
             series = self._open().series(metric)
             series[labels] = series.get(labels, 0) + value
 
-    def observe(self, metric: Metric, value: float, labels: Labels = ()) -> None:
-        """Add one sample to a histogram."""
+    def observe(
+        self, metric: Metric, value: float, labels: Labels = (), trace_id: str = ""
+    ) -> None:
+        """Add one sample to a histogram: the value, or ``(value, trace id)``."""
         with self._lock:
             samples = self._open().series(metric).setdefault(labels, [])
             if len(samples) < MAX_SAMPLES:
-                samples.append(value)
+                samples.append((value, trace_id) if trace_id else value)
 
     def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         """Set a gauge; the last value before a step counts."""

@@ -7,7 +7,10 @@ import pytest
 
 pytest.importorskip("vllm")
 
+import msgspec
 from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
@@ -85,6 +88,24 @@ def test_ours_and_vllms_travel_together(metrics):
     assert value("kvlens_lookup_seconds_count") == 1
     assert value("kvlens_lookup_seconds_bucket", le="2e-05") == 0
     assert value("kvlens_lookup_seconds_bucket", le="3e-05") == 1
+
+
+def test_samples_carry_the_trace_of_their_request(metrics):
+    sink = StatsSink(engine_info())
+    sink.observe(semconv.RELOAD_LATENCY, 0.2, trace_id="4bf92f3577b34da6a3ce929d0e0e4736")
+    sink.observe(semconv.RELOAD_LATENCY, 0.3)
+    samples = sink.take().data["kvlens_reload_latency_seconds"][()]
+    wire = msgspec.msgpack.decode(msgspec.msgpack.encode(samples))
+    metrics.observe({"types": {}, "data": {"kvlens_reload_latency_seconds": {(): wire}}})
+    # Without vLLM's own families, two of which have one name under OpenMetrics.
+    names = [f"kvlens_reload_latency_seconds_{part}" for part in ("bucket", "count", "sum")]
+    ours = prometheus_client.REGISTRY.restricted_registry(names)
+    (family,) = text_string_to_metric_families(generate_latest(ours).decode())
+    exemplars = [sample.exemplar for sample in family.samples if sample.exemplar]
+    assert [(e.labels, e.value) for e in exemplars] == [
+        ({"trace_id": "4bf92f3577b34da6a3ce929d0e0e4736"}, 0.2)
+    ]
+    assert value("kvlens_reload_latency_seconds_count") == 2
 
 
 def test_vllms_log_leaves_ours_out():

@@ -43,13 +43,18 @@ class Numbers:
     counters: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     samples: dict[tuple[str, tuple[str, ...]], list[float]] = field(default_factory=dict)
     gauges: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
+    exemplars: dict[str, list[str]] = field(default_factory=dict)
 
     def count(self, metric: Metric, value: float = 1, labels: tuple[str, ...] = ()) -> None:
         key = (metric.name, labels)
         self.counters[key] = self.counters.get(key, 0) + value
 
-    def observe(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
+    def observe(
+        self, metric: Metric, value: float, labels: tuple[str, ...] = (), trace_id: str = ""
+    ) -> None:
         self.samples.setdefault((metric.name, labels), []).append(value)
+        if trace_id:
+            self.exemplars.setdefault(metric.name, []).append(trace_id)
 
     def gauge(self, metric: Metric, value: float, labels: tuple[str, ...] = ()) -> None:
         self.gauges[metric.name, labels] = value

@@ -10,6 +10,22 @@ def count(run, metric, *labels):
     return run.numbers.counters.get((metric.name, labels), 0)
 
 
+def test_samples_of_a_traced_request_carry_its_trace():
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    trace = "4bf92f3577b34da6a3ce929d0e0e4736"
+    run.add("b", 130, headers={"traceparent": f"00-{trace}-00f067aa0ba902b7-01"})
+    run.look("b", "doc", 130, None, [(0, 8, None)])
+    run.look("b", "doc", 130, 128, [(0, 8, 8), (1, 2, 2)])
+    keys = set(run.keys("doc", 130)[0])
+    job = run.admit("b", 128, keys)
+    run.say(facts.TRANSFERRED, job, 4096, 0.5)
+    run.say(facts.LOADED, keys)
+    assert run.numbers.exemplars == {
+        metric.name: [trace] for metric in semconv.METRICS if metric.exemplars
+    }
+
+
 def test_a_cold_request_then_the_same_served():
     run = Engine()
     run.serve_cold("a-0123abcd", "doc", 130)
@@ -125,6 +141,28 @@ def test_a_stall_is_reported_before_the_request_ends():
     (record,) = run.settle()
     assert (record.verdict, round(record.deferral_seconds)) == ("stalled", 12)
     assert run.numbers.gauges[semconv.DEFERRED_REQUESTS.name, ()] == 0
+
+
+def test_a_request_that_was_never_answered_says_what_it_waited_for():
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    pending = run.keys("other", 130)
+    run.say(facts.OFFERED, "x", pending[0], pending[0], [])  # accepted, and never completed
+    for request, prompt in (("b", "doc"), ("c", "other")):
+        run.add(request, 130)
+        run.look(request, prompt, 130, None, [(0, 8, None)])
+        run.now += 12 * SECOND
+        run.finish(request, prompt, 130, computed=0)
+    _, retried, waited = run.settle()
+    assert (retried.verdict, retried.cause, retried.servable_tokens) == (
+        "stalled", "retry_stall", 128,
+    )  # fmt: skip
+    assert retried.evidence["resident_chunks"] == 10
+    assert retried.lookups[-1].groups[0].resident == [(0, 7)]
+    assert (waited.verdict, waited.cause, waited.servable_tokens) == (
+        "stalled", "pending_store", 0,
+    )  # fmt: skip
+    assert waited.evidence["pending_chunks"] == 8
 
 
 def test_an_answer_that_was_not_admitted_is_asked_again():
