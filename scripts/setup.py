@@ -36,6 +36,8 @@ SYSTEM_TOOLS = [
         ("prometheus-alertmanager",),
         "tests of notifications",
     ),
+    ("prometheus", "KVLENS_TEST_PROMETHEUS", ("prometheus",), "tests of boards and alerts"),
+    ("promtool", "KVLENS_TEST_PROMTOOL", ("prometheus",), "tests of rules"),
 ]
 
 

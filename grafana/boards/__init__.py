@@ -1,0 +1,1 @@
+"""The boards, one module each; every module has ``build() -> Dashboard``."""
