@@ -46,8 +46,11 @@ class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True,
     telemetry: bool = True
     """Record lookups, stores and loads. Off: corrections only."""
     otlp_endpoint: str | None = None
-    """Base URL of an OTLP/HTTP receiver; ``/v1/traces`` is appended. None: no spans, unless
-    ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set."""
+    """Base URL of an OTLP/HTTP receiver, to which ``/v1/traces`` is appended, or
+    ``grpc://HOST:PORT``. None: no spans, unless ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` (which
+    vLLM's ``--otlp-traces-endpoint`` sets) or ``OTEL_EXPORTER_OTLP_ENDPOINT`` is set."""
+    otlp_metrics: bool = False
+    """Send the numbers of ``/metrics`` to the same receiver as well."""
     otlp_headers: dict[str, str] = {}
     """Extra headers for the receiver."""
     ingest_token: str | None = None
@@ -116,7 +119,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             continue
         if name == "corrections" and text not in ("auto", "none"):
             values[name] = [part.strip() for part in text.split(",") if part.strip()]
-        elif name == "telemetry":
+        elif name in ("telemetry", "otlp_metrics"):
             values[name] = text.strip().lower() in ("1", "true", "yes", "on")
         else:
             values[name] = text

@@ -26,8 +26,10 @@ from kvlens.connector.observer import Observer, raise_errors
 from kvlens.connector.scheduler import scheduler_class
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import Correction, EngineInfo
+from kvlens.telemetry.sinks import otlp
 from kvlens.telemetry.sinks.flight_recorder import FlightRecorder
 from kvlens.telemetry.sinks.otel import SpanSink
+from kvlens.telemetry.sinks.otel_metrics import Both, OtelMetrics
 from kvlens.telemetry.sinks.prometheus import StatsSink
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         self._info: EngineInfo | None = None
         self._recorder: Recorder | None = None
         self._stats: StatsSink | None = None
+        self._otel_metrics: OtelMetrics | None = None
         if not support.observed:
             super().__init__(vllm_config, role, kv_cache_config)
             return
@@ -85,6 +88,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             capacity_chunks=compat.capacity_chunks(spec),
             offload_prompt_only=bool(getattr(spec, "offload_prompt_only", True)),
             store_threshold=int(spec.extra_config.get("store_threshold", 0)),
+            retention_interval=compat.retention_interval(self.connector_scheduler.config),
             persistent_tier=compat.persistent_tier(spec),
             hash_seed_fixed=compat.hash_seed_fixed(vllm_config),
         )
@@ -92,6 +96,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         if not self._settings.telemetry:
             return
         self._stats = StatsSink(info)
+        self._otel_metrics = self._metrics_by_otlp(info)
         spans = SpanSink.from_settings(
             info,
             endpoint=self._settings.otlp_endpoint,
@@ -109,7 +114,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         )
         self._recorder = Recorder(
             info,
-            metrics=self._stats,
+            metrics=Both(self._stats, self._otel_metrics) if self._otel_metrics else self._stats,
             sinks=[sink for sink in (spans, recording) if sink is not None],
             queue_size=self._settings.queue_size,
             sample_rate=self._settings.sample_rate,
@@ -117,6 +122,18 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         self._recorder.start()
         assert self.connector_scheduler is not None
         self.connector_scheduler.observe(Observer(self._recorder))
+
+    def _metrics_by_otlp(self, info: EngineInfo) -> OtelMetrics | None:
+        if not self._settings.otlp_metrics:
+            return None
+        to = otlp.receiver(self._settings.otlp_endpoint, "metrics")
+        if to is None:
+            raise config.ConfigError(
+                "kvlens connector setting otlp_metrics: there is no receiver to send to; set "
+                "otlp_endpoint as well"
+            )
+        headers = otlp.with_token(self._settings.otlp_headers, self._settings.ingest_token)
+        return OtelMetrics(info, otlp.metric_exporter(to, headers), to.endpoint)
 
     @property
     def info(self) -> EngineInfo | None:
@@ -165,6 +182,8 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         super().shutdown()
         if self._recorder is not None:
             self._recorder.close()
+        if self._otel_metrics is not None:
+            self._otel_metrics.close()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:

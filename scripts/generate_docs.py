@@ -134,7 +134,9 @@ def metrics() -> str:
     for title, kind in (("Counters", "counter"), ("Histograms", "histogram"), ("Gauges", "gauge")):
         parts.append(f"## {title}\n\n")
         parts += [_metric(metric) for metric in semconv.METRICS if metric.type == kind]
-    parts += [_METRICS_NOTES, "\n## The dashboard's own\n\n"]
+    parts += [_METRICS_NOTES, "\n## Resource over OTLP\n\n"]
+    shared = [item for item in catalog.RESOURCE if item.name != semconv.ATTR_ENGINE]
+    parts += [_attributes([*shared, *catalog.METRIC_RESOURCE]), "## The dashboard's own\n\n"]
     parts.append("`kvlens serve` publishes these about itself, on its own `/metrics`.\n\n")
     parts.append(
         _table(

@@ -265,6 +265,10 @@ _JOB: Final = (
     Attribute(s.ATTR_GROUPS, "int[]", "groups, in group order"),
     Attribute(s.ATTR_GROUP_CHUNKS, "int[]", "chunks moved, per group"),
 )
+METRIC_RESOURCE: Final = (
+    Attribute(s.ATTR_ENGINE_ID, "string", "`engine_id` of vLLM's KV-transfer configuration"),
+    Attribute(s.ATTR_DP_RANK, "int", "data-parallel rank"),
+)
 RESOURCE: Final = (
     Attribute(s.ATTR_SERVICE_NAME, "string", f"`{s.SERVICE_NAME}`"),
     Attribute(s.ATTR_SERVICE_VERSION, "string", "version of kvlens"),

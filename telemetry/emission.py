@@ -118,6 +118,7 @@ class Emitter:
             load_window=info.load_window,
             offload_prompt_only=info.offload_prompt_only,
             store_threshold=info.store_threshold,
+            retention_interval=info.retention_interval,
             capacity_chunks=info.capacity_chunks,
             persistent_tier=info.persistent_tier,
             hash_seed_fixed=info.hash_seed_fixed,

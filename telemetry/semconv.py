@@ -305,6 +305,9 @@ ATTR_SERVICE_NAME: Final = "service.name"
 ATTR_SERVICE_VERSION: Final = "service.version"
 ATTR_SERVICE_INSTANCE: Final = "service.instance.id"
 
+ATTR_ENGINE_ID: Final = "kvlens.engine.id"
+ATTR_DP_RANK: Final = "kvlens.engine.dp_rank"
+
 # Span attributes
 ATTR_RECORD: Final = "kvlens.record"
 """RequestRecord as compact JSON, at most :data:`RECORD_MAX_BYTES`."""

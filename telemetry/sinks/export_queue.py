@@ -16,17 +16,13 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, Span, SpanProcessor
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+from kvlens.telemetry.sinks.otlp import THREAD_NAME, hush
+
 logger = logging.getLogger(__name__)
 
-THREAD_NAME = "kvlens-otlp"
 FLUSH_SECONDS = 0.3
 MAX_BATCH = 256
 MAX_PAUSE_SECONDS = 15.0
-_EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
-
-
-def _not_ours(record: logging.LogRecord) -> bool:
-    return record.threadName != THREAD_NAME
 
 
 class ExportQueue(SpanProcessor):
@@ -41,9 +37,7 @@ class ExportQueue(SpanProcessor):
         self._closed = False
         self._away = False
         self.dropped = 0
-        # The exporter's own lines about a receiver that is away; vLLM's exporter uses the
-        # same logger from other threads and keeps its voice.
-        logging.getLogger(_EXPORTER_LOGGER).addFilter(_not_ours)
+        hush()
         self._thread = Thread(target=self._run, name=THREAD_NAME, daemon=True)
         self._thread.start()
 

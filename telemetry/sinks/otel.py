@@ -1,4 +1,4 @@
-"""Records as OpenTelemetry spans over OTLP/HTTP.
+"""Records as OpenTelemetry spans over OTLP.
 
 A tracer provider of our own, so that vLLM's sampling and its slower batches do
 not apply; only the trace context is shared: ``kv_offload.request`` is a sibling
@@ -8,13 +8,11 @@ of vLLM's ``llm_request``, under the client's span, with the same
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanLimits, TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_ON
@@ -24,24 +22,11 @@ from opentelemetry.util.types import AttributeValue
 
 from kvlens.telemetry import records, semconv
 from kvlens.telemetry.records import EngineInfo, GroupChunks, Lookup, RequestRecord
+from kvlens.telemetry.sinks import otlp
 from kvlens.telemetry.sinks.export_queue import ExportQueue
 
 MAX_CHILDREN = 32
 """Lookup and load spans per request; the record has them all."""
-_ENDPOINT_ENVS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_EXPORT_TIMEOUT_SECONDS = 2
-
-
-def traces_url(endpoint: str | None) -> str | None:
-    """URL to post traces to; None when neither setting nor environment names one.
-
-    ``endpoint`` is a base URL unless it already ends in ``/v1/traces``.
-    """
-    if endpoint:
-        base = endpoint.rstrip("/")
-        return base if base.endswith("/v1/traces") else f"{base}/v1/traces"
-    traces, root = (os.environ.get(name) for name in _ENDPOINT_ENVS)
-    return traces or (f"{root.rstrip('/')}/v1/traces" if root else None)
 
 
 class SpanSink:
@@ -83,15 +68,15 @@ class SpanSink:
         token: str | None,
         queue_size: int,
     ) -> SpanSink | None:
-        """A sink for the configured receiver; None when none is configured."""
-        url = traces_url(endpoint)
-        if url is None:
+        """A sink for the configured receiver; None when none is.
+
+        Raises :class:`otlp.OtlpError` for one that cannot be used.
+        """
+        to = otlp.receiver(endpoint)
+        if to is None:
             return None
-        every = dict(headers)
-        if token:
-            every["Authorization"] = f"Bearer {token}"
-        exporter = OTLPSpanExporter(endpoint=url, headers=every, timeout=_EXPORT_TIMEOUT_SECONDS)
-        return cls(info, ExportQueue(exporter, url, queue_size))
+        exporter = otlp.span_exporter(to, otlp.with_token(headers, token))
+        return cls(info, ExportQueue(exporter, to.endpoint, queue_size))
 
     @property
     def dropped(self) -> int:

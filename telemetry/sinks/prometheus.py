@@ -14,7 +14,7 @@ from typing import Any
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Metric
-from kvlens.telemetry.sinks import Labels
+from kvlens.telemetry.sinks import Labels, MetricSink
 
 MAX_SAMPLES = 8_192
 """Histogram samples kept per series until vLLM takes them (none without log stats)."""
@@ -39,11 +39,7 @@ class StatsSink:
     def __init__(self, info: EngineInfo) -> None:
         self._lock = Lock()
         self._payload: Payload | None = None
-        self.gauge(semconv.INFO, 1, info_labels(info))
-        for group in info.layout.groups:
-            self.gauge(semconv.GROUP_INFO, 1, (str(group.kv_group), group.group_kind))
-        if info.capacity_chunks is not None:
-            self.gauge(semconv.CAPACITY_CHUNKS, info.capacity_chunks)
+        introduce(info, self)
 
     def _open(self) -> Payload:
         if self._payload is None:
@@ -79,6 +75,15 @@ class StatsSink:
             return payload
         finally:
             self._lock.release()
+
+
+def introduce(info: EngineInfo, metrics: MetricSink) -> None:
+    """Say what the engine is: its configuration, groups and capacity."""
+    metrics.gauge(semconv.INFO, 1, info_labels(info))
+    for group in info.layout.groups:
+        metrics.gauge(semconv.GROUP_INFO, 1, (str(group.kv_group), group.group_kind))
+    if info.capacity_chunks is not None:
+        metrics.gauge(semconv.CAPACITY_CHUNKS, info.capacity_chunks)
 
 
 def info_labels(info: EngineInfo) -> Labels:

@@ -8,9 +8,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from recording import Engine, engine
 
 from kvlens.telemetry import records, semconv
-from kvlens.telemetry.sinks import export_queue, otel
+from kvlens.telemetry.sinks import export_queue
 from kvlens.telemetry.sinks.export_queue import ExportQueue
-from kvlens.telemetry.sinks.otel import SpanSink, traces_url
+from kvlens.telemetry.sinks.otel import SpanSink
+
+EXPORTER_LOGGER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
@@ -102,7 +104,7 @@ class Flaky(SpanExporter):
     def export(self, spans):
         self.tries += 1
         if not self.here.is_set():
-            logging.getLogger(export_queue._EXPORTER_LOGGER).error("away")
+            logging.getLogger(EXPORTER_LOGGER).error("away")
             return SpanExportResult.FAILURE
         self.taken += spans
         return SpanExportResult.SUCCESS
@@ -141,25 +143,7 @@ def test_a_full_queue_drops_the_oldest_and_counts():
     sink.close()
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "environment", "url"),
-    [
-        (None, {}, None),
-        ("http://a:1/", {}, "http://a:1/v1/traces"),
-        ("http://a:1/v1/traces", {}, "http://a:1/v1/traces"),
-        (None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://b"}, "http://b/v1/traces"),
-        (None, {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/x"}, "http://c/x"),
-    ],
-)
-def test_where_spans_go(monkeypatch, endpoint, environment, url):
-    for name in otel._ENDPOINT_ENVS:
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert traces_url(endpoint) == url
-
-
 def test_without_a_receiver_there_is_no_sink(monkeypatch):
-    for name in otel._ENDPOINT_ENVS:
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
     assert SpanSink.from_settings(engine(), None, {}, None, 100) is None
