@@ -90,7 +90,7 @@ def start_alertmanager(supervisor: Supervisor, folder: Path, receiver: str) -> s
     binary = tool("prometheus-alertmanager", "KVLENS_TEST_ALERTMANAGER")
     config = yaml.safe_load((ROOT / "grafana" / "stack" / "alertmanager.yml").read_text())
     config["route"] |= {"group_wait": "1s", "group_interval": "1s"}
-    config["receivers"][0]["webhook_configs"][0]["url"] = receiver
+    config["receivers"][0]["webhook_configs"] = [{"url": receiver, "send_resolved": True}]
     (folder / "alertmanager.yml").write_text(yaml.safe_dump(config))
     address = f"127.0.0.1:{free_port()}"
     command = [
