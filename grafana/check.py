@@ -22,7 +22,7 @@ _PROMETHEUS: Final = {
                *ENGINE_LABELS, "form", "burn", "window"),
 }  # fmt: skip
 """What Prometheus itself and every Python process provide."""
-_OWN: Final = {s.DASHBOARD_OPEN_INCIDENTS: (s.LABEL_SEVERITY, "kind")}
+_OWN: Final[dict[str, tuple[str, ...]]] = {s.DASHBOARD_OPEN_INCIDENTS: ()}
 """The dashboard's own series that boards use."""
 
 

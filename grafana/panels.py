@@ -153,7 +153,7 @@ def _variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
     )
 
 
-SEARCH: Final = "${kvlens_url}/requests?from=${__from:date:iso}&to=${__to:date:iso}"
+SEARCH: Final = "${kvlens_url}/requests?since=${__from:date:iso}&until=${__to:date:iso}"
 """The dashboard's request search over the board's time range."""
 
 

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
+from pydantic import TypeAdapter
+
+from kvlens.dashboard.api.params import Time
 from kvlens.dashboard.store.base import RequestQuery
 from kvlens.dashboard.web.charts import RANGES
 from kvlens.telemetry.semconv import Cause, Verdict
@@ -14,18 +17,25 @@ from kvlens.telemetry.semconv import Cause, Verdict
 PAGE_SIZE = 50
 ANY_TIME = "all"
 _WHOLE = re.compile("[0-9]{1,15}")
-_FIELDS = ("engine", "verdict", "cause", "model", "range", "min_lost", "cursor")
+_TIME: TypeAdapter[float] = TypeAdapter(Time)
+_FIELDS = ("engine", "verdict", "cause", "model", "range", "since", "until", "min_lost", "cursor")
 
 
 @dataclass(frozen=True)
 class Filters:
-    """What the form says; empty text means no filter. ``errors`` name what was ignored."""
+    """What the form says; empty text means no filter. ``errors`` name what was ignored.
+
+    ``since`` and ``until`` are times as the API takes them, for links from elsewhere (Grafana);
+    a named ``range`` wins over them.
+    """
 
     engine: str = ""
     verdict: str = ""
     cause: str = ""
     model: str = ""
     range: str = ANY_TIME
+    since: str = ""
+    until: str = ""
     min_lost: str = ""
     cursor: str = ""
     errors: tuple[str, ...] = field(default=(), compare=False)
@@ -47,12 +57,23 @@ class Filters:
             errors.append(f"min_lost is a whole number of tokens; got {given['min_lost']!r}")
             given["min_lost"] = ""
         given["range"] = given["range"] or ANY_TIME
+        for name in ("since", "until"):
+            try:
+                _moment(given[name])
+            except ValueError:
+                errors.append(
+                    f"{name} is Unix seconds or a time such as 2026-09-07T12:00:00Z; got "
+                    f"{given[name]!r}"
+                )
+                given[name] = ""
         return cls(**given, errors=tuple(errors))
 
     def query(self, now: float) -> RequestQuery:
         """The store query; ``now`` (Unix seconds) ends the time range."""
+        named = self.range != ANY_TIME
         return RequestQuery(
-            since=None if self.range == ANY_TIME else now - RANGES[self.range],
+            since=now - RANGES[self.range] if named else _moment(self.since),
+            until=None if named else _moment(self.until),
             engine=self.engine or None,
             verdicts=(self.verdict,) if self.verdict else (),
             cause=self.cause or None,
@@ -76,3 +97,8 @@ class Filters:
         if cursor:
             pairs["cursor"] = cursor
         return "/requests" + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+def _moment(text: str) -> float | None:
+    """Unix seconds; None of nothing, ValueError of what is no time."""
+    return _TIME.validate_python(text) if text else None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
 from grafana import generate, promql
 from grafana.check import CheckError, check
+from grafana.panels import SEARCH
+from kvlens.dashboard.web.filters import Filters
 from kvlens.telemetry import semconv
 
 
@@ -80,3 +83,13 @@ def test_panel_titles_are_unique_on_a_board() -> None:
 def test_a_vllm_name_must_be_listed() -> None:
     with pytest.raises(KeyError, match="not in vllm_metrics"):
         promql.vllm("kv_offload_loads_total")
+
+
+def test_links_use_parameters_that_the_request_search_knows() -> None:
+    url = urlsplit(SEARCH)
+    given = dict.fromkeys(dict(parse_qsl(url.query)), "2026-09-07T12:00:00.000Z")
+    filters = Filters.parse(given)
+    assert url.path.endswith("/requests")
+    assert filters.active
+    assert not filters.errors
+    assert all(getattr(filters, name) for name in given)

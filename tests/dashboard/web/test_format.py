@@ -1,3 +1,5 @@
+from urllib.parse import parse_qsl, urlsplit
+
 import pytest
 
 from kvlens.dashboard.store.base import Point, Totals
@@ -88,3 +90,14 @@ def test_totals_add_up_with_their_buckets() -> None:
     total = add_up([one, two])
     assert total.requests == {"lost": 3, "full": 1}
     assert (total.lost_tokens, total.loads, total.reload_buckets) == (12, 1, [1, 2])
+
+
+def test_times_of_a_link_from_elsewhere_narrow_the_list() -> None:
+    times = {"since": "2026-09-07T12:00:00.000Z", "until": "1789000000"}
+    linked = Filters.parse(times)
+    query = linked.query(now=0.0)
+    assert (query.since, query.until) == (1788782400.0, 1789000000.0)
+    assert Filters.parse(dict(parse_qsl(urlsplit(linked.link()).query))) == linked
+    named = Filters.parse({**times, "range": "1h"}).query(now=7200.0)
+    assert (named.since, named.until) == (3600.0, None)
+    assert "since is Unix seconds" in Filters.parse({"since": "yesterday"}).errors[0]
