@@ -200,6 +200,11 @@ def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:
     return min(caps) if caps else None
 
 
+def retention_interval(scheduler_config: Any) -> int | None:
+    """Tokens between the windows that are stored besides a prompt's last; None: all (to 0.29)."""
+    return getattr(scheduler_config, "retention_interval", None)
+
+
 def persistent_tier(spec: Any) -> bool:
     """Whether one of the spec's tiers outlives the engine (files, object store)."""
     tiers = spec.extra_config.get("secondary_tiers") or ()

@@ -34,7 +34,8 @@ _NEXT: dict[Cause, str] = {
     "between two uses of a prompt.",
     Cause.POLICY: "Nothing is broken. To offload these chunks too, change the setting that leaves "
     "them out: offload_prompt_only is {offload_prompt_only}, store_threshold is "
-    "{store_threshold}; a request's own max_offload_tokens counts as well.",
+    "{store_threshold}, prefix_cache_retention_interval is {retention_interval} (it keeps windows "
+    "at a prompt's end only); a request's own max_offload_tokens counts as well.",
     Cause.HASH_SEED: "Start every engine that shares this tier with the same PYTHONHASHSEED (0, "
     "for example); what was stored under other hashes cannot be found again.",
     Cause.PENDING_STORE: "If it is a single request, it only came before the store was done. If "

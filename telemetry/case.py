@@ -72,6 +72,8 @@ class Case:
 
     offload_prompt_only: bool = True
     store_threshold: int = 0
+    retention_interval: int | None = None
+    """Tokens between the windows that are kept besides a prompt's last; None: all are."""
     capacity_chunks: int | None = None
     slots_needed: int | None = None
     """Slots that the prompt takes in the tier; every complete chunk by default."""

@@ -94,6 +94,8 @@ class EngineInfo(Struct):
     capacity_chunks: int | None = None
     offload_prompt_only: bool = True
     store_threshold: int = 0
+    retention_interval: int | None = None
+    """Tokens between the windows that are kept besides a prompt's last; None: all are."""
     persistent_tier: bool = False
     """Whether a tier outlives the engine (files, object store)."""
     hash_seed_fixed: bool = True

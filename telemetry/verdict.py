@@ -185,6 +185,7 @@ def _nothing_lost(case: Case, largest: int) -> Judgement:
             "excluded_tokens": excluded,
             "offload_prompt_only": case.offload_prompt_only,
             "store_threshold": case.store_threshold,
+            "retention_interval": case.retention_interval,
         }
         return _judgement(case, Verdict.UNSTORED, summary, Cause.POLICY, evidence=evidence)
     if not case.residency_known and case.seen_before and not case.local:
@@ -314,5 +315,6 @@ def _facts(case: Case, said: Judgement) -> dict[str, Any]:
         "slots": case.slots,
         "offload_prompt_only": str(case.offload_prompt_only).lower(),
         "store_threshold": case.store_threshold,
+        "retention_interval": case.retention_interval,
         **said.evidence,
     }
