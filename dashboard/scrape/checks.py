@@ -158,7 +158,7 @@ def store_failures(window: Window, limits: Thresholds) -> Outcome:
     tried = failed + stores if failed else refused + window.rise("stored_chunks")
     if max(failed, refused) <= limits.store_failures_share * tried:
         return fine(kind, f"{max(failed, refused):,.0f} of {tried:,.0f} stores failed")
-    loads = window.rise("load_bytes")
+    loads = max(window.rise("load_bytes"), window.rise("tier_read_bytes"))
     goes_on = "while loads go on" if loads > 0 else "and nothing was loaded"
     return found(
         Finding(

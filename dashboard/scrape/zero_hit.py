@@ -15,7 +15,7 @@ _TURNOVER: Final = 2.0
 """GPU caches full of new tokens after which older ones must have been evicted."""
 _HALF_USED: Final = 0.5
 """Below this much use even that is doubted: silence is cheaper than a false alarm."""
-_MUCH: Final = 100
+_MUCH: Final = 20
 """Multiples of the least queries that cannot be a warm-up any more."""
 _LOAD_CONNECTOR: Final = (
     "Load KVLensOffloadingConnector (kv_connector_module_path: kvlens.connector, lookup: stock "
@@ -106,6 +106,8 @@ def _stock(window: Window, limits: Thresholds) -> Outcome:
         return unknown(KIND, "the server restarted in between: its caches began empty")
     if hits > 0 or loads > 0:
         return fine(KIND, f"{hits:,.0f} tokens were hits and {size(loads)} were loaded")
+    if (read := window.rise("tier_read_bytes")) > 0:
+        return unknown(KIND, f"{size(read)} were read from a second tier, whatever came of it")
     if stored <= 0:
         return unknown(KIND, "nothing was stored in between")
     if asked < limits.scrape_queries_tokens:

@@ -72,6 +72,7 @@ def test_f16_in_other_guises(after: dict[str, Any]) -> None:
         {"usage": 0.31},  # N1: nothing was ever evicted
         {"external": (2_250_000, 16)},  # it does hit
         {"loaded": 1},
+        {"vllm_kv_offload_tiering_read_bytes_total": 5},  # F11: found, if not loaded yet
         {"stored": 40 * GB},  # nothing stored in between
         {"external": (150_000, 0)},  # nothing asked for
         {"external": (159_000, 0)},  # hardly
@@ -81,6 +82,27 @@ def test_f16_in_other_guises(after: dict[str, Any]) -> None:
 )
 def test_stock_servers_of_which_too_little_is_known(after: dict[str, Any]) -> None:
     assert found(variant(**after)) == []
+
+
+def test_a_server_that_never_stored_before_has_to_be_asked_for_more() -> None:
+    local = {"local": (900_000, 300_000), "usage": 0.97}
+    few = page(stored=9 * GB, external=(150_000, 0), **local)  # type: ignore[arg-type]
+    many = page(stored=9 * GB, external=(256_235, 0), **local)  # type: ignore[arg-type]
+    assert found(look(page(), few)) == []
+    assert found(look(page(), many)) == [("zero_hit", "critical", "likely")]
+
+
+def test_one_of_two_engines_may_be_the_one() -> None:
+    """Data parallel: each engine is judged by its own numbers."""
+    second = 'engine="1",model_name="m"'
+    before, after = f16()
+    texts = [
+        before + page(stored=GB, loaded=GB, labels=second),
+        after + page(stored=9 * GB, loaded=8 * GB, external=(9e5, 8e5), labels=second),
+    ]
+    pairs = zip(*map(read_page, texts), strict=True)
+    kinds = [[f.kind for f in diagnose([Window(*pair)], Thresholds()).findings] for pair in pairs]
+    assert kinds == [["zero_hit"], []]
 
 
 def test_f17_a_persistent_tier_after_a_restart() -> None:
