@@ -29,9 +29,11 @@ and none at all with `--disable-log-stats`.
 With `"otlp_metrics": true` in the `kvlens` section, the same numbers go to `otlp_endpoint` by OTLP,
 under the name in the last column of each table ([collector.md](collector.md)).
 
-The OpenMetrics exposition (`Accept: application/openmetrics-text`) carries the trace id of a
-request as an exemplar on `{exemplars}`, if the request came with a trace context and the server
-has a single process: prometheus_client drops exemplars with `--api-server-count` over 1.
+`/metrics` of vLLM is always in the text format. With a slash, `/metrics/`, vLLM negotiates: set
+`metrics_path: /metrics/` in Prometheus, and it gets OpenMetrics, in which some histograms carry
+the trace id of a request as an exemplar, if the request came with a trace context and the server
+has a single process (prometheus_client drops exemplars with `--api-server-count` over 1):
+`{exemplars}`.
 """
 
 _METRICS_NOTES = f"""\

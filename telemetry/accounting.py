@@ -11,7 +11,6 @@ from kvlens.telemetry.requests import Answer, OpenRequest
 from kvlens.telemetry.residency import LIVE, Residency, State
 from kvlens.telemetry.semconv import Exit, Metric
 from kvlens.telemetry.sinks import Labels, MetricSink
-from kvlens.telemetry.transfers import count_by_group
 
 
 class Counters:
@@ -48,7 +47,7 @@ class Counters:
 
     def chunks(self, metric: Metric, keys: facts.Keys) -> Counter[int]:
         """Count chunks by group; returns the counts."""
-        counts = count_by_group(keys)
+        counts = facts.count_by_group(keys)
         for kv_group, count in counts.items():
             if (labels := self._labels.get(kv_group)) is not None:
                 self._metrics.count(metric, count, labels)
@@ -61,26 +60,29 @@ class Counters:
 
     def offer(self, fact: facts.Offered, residency: Residency, time: float) -> Store:
         """Count one offer; returns its record. Call before residency replays it."""
-        groups = {kv_group: GroupChunks(kv_group=kv_group) for kv_group in self._labels}
+        offered = facts.count_by_group(fact.offered)
+        groups = {g: GroupChunks(kv_group=g, offered=n) for g, n in offered.items()}
         accepted = None if fact.accepted is None else frozenset(fact.accepted)
-        for key in fact.offered:
-            group = groups[facts.group_of(key)]
-            group.offered += 1
-            if accepted is None:
-                group.refused += 1
-            elif key in accepted:
-                group.stored += 1
-            elif residency.state(key) in LIVE:
-                group.already += 1
-            else:
-                group.excluded += 1
+        if accepted is None:
+            for group in groups.values():
+                group.refused = group.offered
+        else:
+            for kv_group, count in facts.count_by_group(accepted).items():
+                groups[kv_group].stored = count
+            for key in fact.offered if len(accepted) < len(fact.offered) else ():
+                if key not in accepted:
+                    group = groups[facts.group_of(key)]
+                    if residency.state(key) in LIVE:
+                        group.already += 1
+                    else:
+                        group.excluded += 1
         if fact.evicted:
             self.chunks(semconv.EVICTED_CHUNKS, fact.evicted)
         if accepted is None:
             self.chunks(semconv.REFUSED_CHUNKS, fact.offered)
         return Store(
             time=time,
-            groups=[group for group in groups.values() if group.offered],
+            groups=[groups[kv_group] for kv_group in sorted(groups)],
             evictions=len(fact.evicted),
             refused=accepted is None,
         )

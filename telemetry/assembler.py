@@ -200,7 +200,7 @@ class Assembler:
         request = self._find(fact.request_id)
         self._economics.offered(fact, request)
         if fact.evicted:
-            self._identities.evicted(transfers.count_by_group(fact.evicted))
+            self._identities.evicted(facts.count_by_group(fact.evicted))
         if request is not None:
             request.stores.append(store)
             if request.finished is not None and fact.accepted and request.unwritten is None:

@@ -131,7 +131,7 @@ class Emitter:
         )
         request.case, request.judgement = case, judge(case)
         if answer is not None and (self._all_recorded or self._kept(request) is not None):
-            lookups.fill_resident(info.layout, answer.lookup, state)
+            lookups.fill_resident(info.layout, answer.lookup, self._residency, answer.fact.keys)
 
     def _waiting(self, request: OpenRequest) -> Answer | None:
         """What a request that was never answered waits for, as residency stands now."""

@@ -11,7 +11,9 @@ then the length at the time of the fact is kept beside the reference).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 Keys = Collection[bytes]
@@ -238,3 +240,12 @@ def parse(fact: tuple[Any, ...]) -> Fact:
 def group_of(key: bytes) -> int:
     """Group index of an offload key (vLLM's ``get_offload_group_idx``)."""
     return int.from_bytes(key[-4:], "big")
+
+
+_group_bytes = itemgetter(slice(-4, None))
+
+
+def count_by_group(keys: Iterable[bytes]) -> Counter[int]:
+    """Chunks per KV-cache group."""
+    counts = Counter(map(_group_bytes, keys))
+    return Counter({group_of(name): count for name, count in counts.items()})

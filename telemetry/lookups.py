@@ -123,26 +123,27 @@ def _exit(fact: facts.LookedUp, skipped: bool, replayed: Exit) -> Exit:
     return Exit.MISS if replayed in (Exit.SERVED, Exit.DEFERRED_BACKEND) else replayed
 
 
-def fill_resident(layout: Layout, lookup: Lookup, state: StateOf) -> None:
+def fill_resident(
+    layout: Layout, lookup: Lookup, residency: Residency, keys: facts.KeyLists
+) -> None:
     """Add the resident ranges of every group, at most 64 each."""
     ranges: dict[int, tuple[list[Range], bool]] = {}
-    for group in lookup.groups:
-        if group.kv_group not in ranges:
-            chunks = lookup.num_tokens // group.tokens_per_chunk
-            ranges[group.kv_group] = _ranges(state, group.kv_group, chunks)
-        group.resident, group.truncated = ranges[group.kv_group]
+    for group, (names, length) in zip(layout.groups, keys, strict=True):
+        end = min(lookup.num_tokens // group.tokens_per_chunk, length)
+        ranges[group.kv_group] = _runs(residency.resident_flags(names[:end]))
+    for query in lookup.groups:
+        query.resident, query.truncated = ranges[query.kv_group]
 
 
-def _ranges(state: StateOf, kv_group: int, chunks: int) -> tuple[list[Range], bool]:
+def _runs(flags: bytes) -> tuple[list[Range], bool]:
+    """Runs of 1, and whether there were too many to list."""
     found: list[Range] = []
-    first: int | None = None
-    for chunk in range(chunks + 1):
-        resident = chunk < chunks and state(kv_group, chunk) is State.RESIDENT
-        if resident and first is None:
-            first = chunk
-        elif not resident and first is not None:
-            if len(found) == semconv.RESIDENT_RANGES_MAX:
-                return found, True
-            found.append((first, chunk - 1))
-            first = None
+    start = flags.find(1)
+    while start >= 0:
+        if len(found) == semconv.RESIDENT_RANGES_MAX:
+            return found, True
+        end = flags.find(0, start)
+        end = len(flags) if end < 0 else end
+        found.append((start, end - 1))
+        start = flags.find(1, end)
     return found, False

@@ -18,7 +18,7 @@ from enum import IntEnum
 from itertools import islice
 from typing import Final
 
-from kvlens.telemetry.facts import group_of
+from kvlens.telemetry.facts import count_by_group, group_of
 
 
 class State(IntEnum):
@@ -105,12 +105,19 @@ class Residency:
             # What capacity evicted before stays capacity's, though policy keeps it out now.
             never = (key for key in rest if self._history.get(key) is not State.EVICTED)
             self._note(never, State.UNKNOWN if self.unknown else State.EXCLUDED)
-        for key in accepted:
-            self._insert(key, State.PENDING)
+        self._live.update(dict.fromkeys(accepted, State.PENDING))
+        for key in list(filter(self._history.__contains__, accepted)):
+            del self._history[key]
         self._bound()
 
     def stored(self, keys: Iterable[bytes], success: bool) -> None:
         """Replay one ``complete_store``."""
+        if success and not self.unknown:
+            live = self._live
+            arrived = [key for key in keys if live.get(key) is State.PENDING]
+            live.update(dict.fromkeys(arrived, State.RESIDENT))
+            self._resident.update(count_by_group(arrived))
+            return
         for key in keys:
             pending = self._live.get(key) is State.PENDING
             if success and (pending or (self.unknown and key not in self._live)):
@@ -170,6 +177,10 @@ class Residency:
             return State.UNKNOWN
         live, history = self._before
         return State.EVICTED if key in live else history.get(key, State.NEVER_SEEN)
+
+    def resident_flags(self, keys: Iterable[bytes]) -> bytes:
+        """Per key 1 if it is resident now, else 0."""
+        return bytes([state is State.RESIDENT for state in map(self._live.get, keys)])
 
     def seen(self, key: bytes) -> bool:
         """Whether any fact ever named this chunk."""

@@ -6,7 +6,6 @@ a completion is matched to its job by that object, which is held until then.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -65,12 +64,7 @@ class Jobs(Generic[T]):
         self._by_id.clear()
 
 
-def count_by_group(keys: facts.Keys) -> Counter[int]:
-    """Chunks per KV-cache group."""
-    return Counter(map(facts.group_of, keys))
-
-
 def loaded_groups(keys: facts.Keys) -> list[GroupChunks]:
     """Per-group counts of a load."""
-    counts = count_by_group(keys)
+    counts = facts.count_by_group(keys)
     return [GroupChunks(kv_group=g, loaded=n) for g, n in sorted(counts.items())]
