@@ -246,14 +246,16 @@ class Search:
         self._hopeful = False
         self._windows(boundary)
 
-    def attention_end(self, cap: int | None) -> int:
-        """Chunks up to which no full-attention group misses one, asked as far as needed."""
-        limit = max(self._local, self._rules.limit(self._local, self._tokens, cap))
+    def attention_end(self, tokens: int) -> int:
+        """Chunks of full attention that are there without a gap, asked for up to ``tokens``."""
+        end = tokens // self._rules.by_position[0].chunk
         for rule in self._rules.full:
-            if rule.position not in self._runs:
-                self._scan(rule, limit)
-        ends = (self._runs[rule.position].stop for rule in self._rules.full)
-        return min(ends, default=self._tokens // self._rules.by_position[0].chunk)
+            run = self._runs.get(rule.position)
+            if run is not None:
+                self.learn(rule.position, self._asked[rule.position] - run.start, len(run))
+            self._scan(rule, max(self._local, min(tokens, end * rule.chunk)))
+            end = min(end, self._runs[rule.position].stop)
+        return end
 
     def attention_certain(self, end: int) -> bool:
         """Whether no chunk of full attention below chunk ``end`` is awaited."""

@@ -273,7 +273,7 @@ class BoundaryLookup:
                 for index, key in enumerate(keys[: hits or 0], start):
                     tracker.record_lookup(status.req, group, index, key)
 
-    def _checked_load(self, keys: Any, context: Any) -> Any:
+    def _checked_load(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """``prepare_load`` of the manager: it ends the engine over a chunk that is not there."""
         if self._confirmed is not None and not self.fallback.active():
             confirmed = self._confirmed()
@@ -285,7 +285,7 @@ class BoundaryLookup:
                 if raise_errors():
                     raise error
                 self._fail(error)
-        return self._prepare_load(keys, context)
+        return self._prepare_load(keys, *args, **kwargs)
 
 
 def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:

@@ -48,13 +48,12 @@ class PartialTails:
         """Largest tail boundary above ``boundary``, else ``boundary``; None to wait for one."""
         request, local = status.req, status.num_locally_computed_tokens
         hashed = len(request.block_hashes) * self._hash
-        top = min(
-            request.num_prompt_tokens - 1,
-            (search.attention_end(cap) + 1) * self._block - 1,
-            hashed - max(self._margins.values(), default=0),
-        )
+        top = min(request.num_prompt_tokens - 1, hashed - max(self._margins.values(), default=0))
         if cap is not None:
             top = min(top, local + cap)
+        if top <= boundary:
+            return boundary
+        top = min(top, (search.attention_end(top) + 1) * self._block - 1)
         wait = False
         for tail in range(top - top % self._hash, boundary, -self._hash):
             if tail % self._block == 0:
