@@ -24,7 +24,7 @@ from vllm.v1.core import kv_cache_utils
 from vllm.v1.kv_offload.base import OffloadingManager
 
 from kvlens.connector import versions
-from kvlens.connector.versions import UnsupportedVLLMError
+from kvlens.connector.versions import UnsupportedVLLMError as UnsupportedVLLMError
 
 TESTED = (Version(versions.SUPPORTED[0].version), Version(versions.SUPPORTED[-1].version))
 """First and last release that the test suite runs on."""
