@@ -100,7 +100,11 @@ def _builder(panel: Panel) -> Any:
         hidden = {"Time": True, "Value": True, "__name__": True, "job": True}
         organize = md.DataTransformerConfig(
             id_val="organize",
-            options={"excludeByName": hidden, "renameByName": panel.columns, "indexByName": {}},
+            options={
+                "excludeByName": hidden,
+                "renameByName": panel.columns,
+                "indexByName": {name: place for place, name in enumerate(panel.columns)},
+            },
         )
         plain = table.Panel().align(mc.FieldTextAlignment.AUTO).inspect(False)
         return plain.with_transformation(organize)

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 
 import httpx
 import pytest
@@ -20,7 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from receiver import Receiver, receiving
 from stack import Prometheus, start_alertmanager
 
-from grafana import generate
+from grafana import draw, generate
+from grafana.panels import ANNOTATIONS
 from grafana.promql import VLLM
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
@@ -40,6 +42,7 @@ VARIABLES = {
 NO_DATA = {
     "Lookups deferred, 95th percentile": "vLLM creates the series with the first deferred lookup",
     "Store allocation failures": "vLLM creates the series with the first failure",
+    "Incidents (alerts)": "asked while the alert fires instead",
     "Incidents (kvlens)": "of the dashboard, which is not started here",
 }
 """Panels that a healthy run cannot fill, and why."""
@@ -55,6 +58,9 @@ class Story:
     notifications: list[dict[str, Any]] = field(default_factory=list)
     panels: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
     page: str = ""
+    marks: list[dict[str, Any]] = field(default_factory=list)
+    """What the boards' annotation shows while the alert fires."""
+    drawings: dict[str, str] = field(default_factory=dict)
     before: int = 0
     """Notifications that came from the first engine."""
     served: float = 0
@@ -104,13 +110,22 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         prometheus.scrape(stock.url.removeprefix("http://"))
         keep_asking(stock, receiver, "firing")
         told.before = len(receiver.got)
+        told.marks = prometheus.query(ANNOTATIONS[0][2])
         prometheus.scrape(corrected.url.removeprefix("http://"))
         keep_asking(corrected, receiver, "resolved")
         told.served = corrected.metric(semconv.SERVED_TOKENS.exposed_name) or 0
         told.panels = ask_panels(prometheus)
+        told.drawings = drawings(prometheus, folder / "boards")
         told.page = httpx.get(f"{corrected.url}/metrics", trust_env=False).text
         told.notifications = [got.json for got in receiver.got]
     return told
+
+
+def drawings(prometheus: Prometheus, folder: Path) -> dict[str, str]:
+    """The boards as SVG, by file name."""
+    span = ["--start", str(time.time() - 60), "--end", str(time.time()), "--rate", "10s"]
+    assert draw.main([prometheus.url, str(folder), *span]) == 0
+    return {path.stem: path.read_text() for path in folder.iterdir()}
 
 
 def ask_panels(prometheus: Prometheus) -> dict[tuple[str, str], list[Any]]:
@@ -152,7 +167,15 @@ def test_each_panel_shows_data(story: Story) -> None:
         if any(not [item for item in result if item["value"][1] != "NaN"] for result in results)
     }
     assert len(story.panels) > 40
+    assert ALERT in {mark["metric"]["alertname"] for mark in story.marks}
     assert empty == set(NO_DATA), empty ^ set(NO_DATA)
+
+
+def test_boards_can_be_drawn_without_grafana(story: Story) -> None:
+    assert set(story.drawings) == {f"kvlens-{name}" for name in generate.BOARDS}
+    for text in story.drawings.values():
+        assert ElementTree.fromstring(text).tag.endswith("svg")
+        assert "<polyline" in text
 
 
 def test_the_list_of_vllm_names_is_true(story: Story) -> None:
