@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -42,7 +43,6 @@ VARIABLES = {
 NO_DATA = {
     "Lookups deferred, 95th percentile": "vLLM creates the series with the first deferred lookup",
     "Store allocation failures": "vLLM creates the series with the first failure",
-    "Incidents (alerts)": "asked while the alert fires instead",
     "Incidents (kvlens)": "of the dashboard, which is not started here",
 }
 """Panels that a healthy run cannot fill, and why."""
@@ -168,6 +168,8 @@ def test_each_panel_shows_data(story: Story) -> None:
     }
     assert len(story.panels) > 40
     assert ALERT in {mark["metric"]["alertname"] for mark in story.marks}
+    # Asked while the alert fires, above; afterwards others may still burn.
+    empty -= {ANNOTATIONS[0][0]}
     assert empty == set(NO_DATA), empty ^ set(NO_DATA)
 
 
