@@ -94,6 +94,6 @@ def test_a_python_that_is_too_old_or_new_is_refused(
 def test_locks_are_exact_and_hold_nothing_that_does_not_fit(lock: Path) -> None:
     lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
     names = [line.partition("==")[0] for line in lines]
-    assert all(re.match(r"[\w.-]+==[\w.+]+( ; .+)?$", line) for line in lines)
+    assert all(re.match(r"[\w.-]+==[\w.+!]+( ; .+)?$", line) for line in lines)
     assert len(names) == len(set(names))
     assert not MISFITS & set(names)
