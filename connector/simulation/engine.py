@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,6 +103,20 @@ def build(scenario: Scenario, settings: dict[str, Any]) -> Engine:
         ) from error
 
 
+@contextmanager
+def _hash_seed(seed: str) -> Iterator[None]:
+    """Let vLLM hash as with this ``PYTHONHASHSEED``, so that runs are equal."""
+    name = "PYTHONHASHSEED"
+    before = os.environ.get(name)
+    os.environ[name] = seed
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
 def _said(error: Exception) -> str:
     """An error in one line; pydantic's without the whole configuration in it."""
     details = getattr(error, "errors", None)
@@ -115,7 +132,8 @@ def _build(scenario: Scenario, settings: dict[str, Any]) -> Engine:
     vllm_config.cache_config.num_gpu_blocks = cache.num_blocks
     block_size, tokens_per_hash = resolve_kv_cache_block_sizes(cache, vllm_config)
     hash_function = get_hash_fn_by_name(vllm_config.cache_config.prefix_caching_hash_algo)
-    init_none_hash(hash_function)
+    with _hash_seed("0"):  # older releases draw one at random
+        init_none_hash(hash_function)
     scheduler = vllm_config.scheduler_config.get_scheduler_cls()(
         vllm_config=vllm_config,
         kv_cache_config=cache,

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+from kvlens.connector.simulation import scenario
 from kvlens.connector.simulation.reading import ScenarioError, parse, read
-from kvlens.connector.simulation.scenario import Repeat, ResetGpuCache, Serve, chunk_range
+from kvlens.connector.simulation.scenario import (
+    STEPS,
+    Repeat,
+    ResetGpuCache,
+    Scenario,
+    Serve,
+    chunk_range,
+)
 
 GOOD = """\
 layout:
@@ -27,8 +36,8 @@ steps:
 
 
 def test_a_scenario_with_defaults():
-    scenario = parse(GOOD)
-    served, reset, diverging, repeated = scenario.steps
+    found = parse(GOOD)
+    served, reset, diverging, repeated = found.steps
     assert isinstance(served, Serve)
     assert (served.prompt.tokens, served.max_tokens, served.together) == (1100, 8, False)
     assert isinstance(reset, ResetGpuCache)
@@ -39,7 +48,7 @@ def test_a_scenario_with_defaults():
     assert diverging.keeps(1, 1)
     assert isinstance(repeated, Repeat)
     assert (repeated.repeat, repeated.steps[0].wait) == (3, 1.0)
-    assert (scenario.gpu_blocks, scenario.offload_prompt_only, scenario.async_scheduling) == (
+    assert (found.gpu_blocks, found.offload_prompt_only, found.async_scheduling) == (
         4096, True, False,
     )  # fmt: skip
 
@@ -104,3 +113,19 @@ def test_chunk_ranges():
     for wrong in ("", "a", "3-1", "-3", -1):
         with pytest.raises(ValueError, match="neither a chunk index nor a range"):
             chunk_range(wrong)
+
+
+def test_every_field_is_documented():
+    text = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text()
+    parts = [Scenario, scenario.Layout, scenario.Group, scenario.Prompt, *STEPS.values()]
+    parts += [scenario.BackendState, scenario.TransferSteps]
+    fields = {field for part in parts for field in part.__struct_fields__}
+    assert {field for field in fields if f"`{field}" not in text and f"{{{field}" not in text} <= {
+        "load",  # beside store, in one pair of braces
+    }
+
+
+def test_the_documented_example_is_one():
+    text = (Path(__file__).parents[3] / "docs" / "scenarios.md").read_text()
+    (example,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    assert parse(example).capacity_chunks == 600
