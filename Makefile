@@ -45,3 +45,8 @@ EXAMPLES := 50000
 .PHONY: fuzz
 fuzz: environments
 	@$(VENV)/python benchmarks/fuzz_lookup.py --examples $(EXAMPLES) $(ARGS)
+
+# What kvlens costs, stock against kvlens in one run; docs/performance.md says how.
+.PHONY: bench
+bench: environments
+	@$(VENV)/python benchmarks/run.py $(ARGS)

@@ -168,6 +168,7 @@ def measure(groups: list[scheduling.Group], chunks: int) -> dict[str, Any]:
         "chunks": chunks,
         "stock_us": statistics.median(stock) / 1000,
         "added_us": added,
+        "off_us": OFF_US,
         "budget_us": BASE_US + PER_GROUP_US * len(groups) + SHARE * statistics.median(stock) / 1000,
     }
 
