@@ -44,12 +44,13 @@ def _run(
     from kvlens.connector.simulation.driver import simulate
     from kvlens.connector.simulation.medium import SimulationError
 
-    done = []
+    done, refused = [], OK
     for path, scenario in scenarios:
         try:
             result = simulate(scenario, path.stem, LookupMode(lookup))
         except (SimulationError, UnsupportedVLLMError) as error:
-            return _refuse(f"{path}: {error}")
+            refused = _refuse(f"{path}: {error}")  # the others may run all the same
+            continue
         incidents = detect(result.engine, result.requests, result.waiting)
         done.append((result, incidents))
         print(report.as_text(result, incidents), flush=True)
@@ -59,7 +60,7 @@ def _run(
         except OSError as error:
             return _refuse(f"--json {json_path}: {error.strerror}")
     critical = any(incident.severity == "critical" for _, found in done for incident in found)
-    return CRITICAL if critical else OK
+    return refused or (CRITICAL if critical else OK)
 
 
 @contextmanager

@@ -60,6 +60,21 @@ def test_bad_input_is_exit_code_2(text: str, said: str, tmp_path: Path, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_a_scenario_that_cannot_run_does_not_stop_the_others(tmp_path: Path, capsys):
+    stuck = tmp_path / "stuck.yaml"
+    stuck.write_text(
+        "layout: {groups: [{kind: full_attention, tokens_per_block: 16}]}\n"
+        "gpu_blocks: 4\npatience: 1\nsteps: [{prompt: {seed: 1, tokens: 300}}]"
+    )
+    out = tmp_path / "out.json"
+    other = str(SCENARIOS / "f03_single_chunk.yaml")
+    assert main(["simulate", str(stuck), other, "--json", str(out)]) == 2
+    assert [scenario["scenario"] for scenario in json.loads(out.read_text())] == [
+        "f03_single_chunk"
+    ]
+    assert "stuck.yaml: steps[0]" in capsys.readouterr().err
+
+
 def test_a_json_file_that_cannot_be_written(tmp_path: Path, capsys):
     file = str(SCENARIOS / "f03_single_chunk.yaml")
     assert main(["simulate", file, "--json", str(tmp_path / "none" / "out.json")]) == 2
