@@ -145,9 +145,7 @@ def build(
         cache_group.is_eagle_group = group.drafter
         cache_groups.append(cache_group)
     loaded = load({"kvlens": settings or {}}, {})
-    kv_cache_config = SimpleNamespace(
-        kv_cache_groups=cache_groups, cache_hit_alignment_tokens=None
-    )
+    kv_cache_config = SimpleNamespace(kv_cache_groups=cache_groups, cache_hit_alignment_tokens=None)
     cls = cls or scheduler_class(plan(loaded), loaded)
     scheduler = cls(spec, vllm_config, kv_cache_config)
     scheduler.kv_cache_config = kv_cache_config
