@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,6 +17,7 @@ from kvlens.dashboard.api.shapes import JSON
 from kvlens.dashboard.detect.engine import Detection, default_detectors
 from kvlens.dashboard.detect.scraped import Scraped
 from kvlens.dashboard.ingest import routes as ingest
+from kvlens.dashboard.ingest.follower import Follower, Quiet, SharedStore
 from kvlens.dashboard.ingest.writer import Writer
 from kvlens.dashboard.notify.notifier import Notifier
 from kvlens.dashboard.scrape import routes as scrape
@@ -23,6 +25,7 @@ from kvlens.dashboard.scrape.scraper import Scraper
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.base import Store
+from kvlens.dashboard.store.clickhouse import ClickHouseStore
 from kvlens.dashboard.store.retention import Limits
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.dashboard.web.routes import router as web
@@ -31,14 +34,37 @@ from kvlens.telemetry import __version__
 
 def open_store(settings: Settings) -> Store:
     """Open the store that ``settings`` name; raises ``StoreError``."""
-    return SqliteStore(
-        settings.store,
-        Limits(
-            settings.retention_seconds,
-            settings.retention_rollup_seconds,
-            settings.retention_max_bytes,
-        ),
+    limits = Limits(
+        settings.retention_seconds,
+        settings.retention_rollup_seconds,
+        settings.retention_max_bytes,
     )
+    target = settings.clickhouse
+    return (
+        SqliteStore(settings.store, limits) if target is None else ClickHouseStore(target, limits)
+    )
+
+
+def _detector(
+    settings: Settings, store: Store, hub: Hub, notifier: Notifier, metrics: SelfMetrics
+) -> Detection | Follower:
+    """Detection here and now, or, where others share the store, in turn with them."""
+
+    def make() -> Detection:
+        return Detection(
+            default_detectors(settings),
+            store,
+            hub.incident,
+            metrics.errors.inc,
+            Scraped(settings.thresholds),
+        )
+
+    if store.shared:
+        return Follower(cast(SharedStore, store), make, hub, notifier, metrics)
+    notifier.adopt(store.incidents("open"))
+    detection = make()
+    detection.restore()
+    return detection
 
 
 def create_app(settings: Settings, make_store: Callable[[Settings], Store] = open_store) -> FastAPI:
@@ -55,29 +81,26 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
             metrics = SelfMetrics()
             notifier = Notifier(settings, store.handling, metrics)
             hub = Hub(metrics, settings.stream_queue, store.handling, [notifier.incident])
-            detection = Detection(
-                default_detectors(settings),
-                store,
-                hub.incident,
-                metrics.errors.inc,
-                Scraped(settings.thresholds),
-            )
-            detection.restore()
-            writer = Writer(store, detection, hub, metrics, settings.queue_batches)
-            open_incidents = store.incidents("open")
-            hub.bind(open_incidents)
+            detector = _detector(settings, store, hub, notifier, metrics)
+            audience = Quiet(hub, hub.show) if isinstance(detector, Follower) else hub
+            writer = Writer(store, detector, audience, metrics, settings.queue_batches)
+            hub.bind(store.incidents("open"))
             app.state.store = store
             app.state.services = Services(settings, store, writer, hub, metrics)
-            notifier.start(open_incidents)
+            notifier.start()
             app.state.scraper = scraper = Scraper(settings, writer, metrics)
             writer.start()
             scraper.start()
+            if isinstance(detector, Follower):
+                detector.start()
             try:
                 yield
             finally:
                 hub.close()
                 await scraper.stop()
                 writer.stop()
+                if isinstance(detector, Follower):
+                    detector.stop()
                 notifier.stop()
         finally:
             store.close()

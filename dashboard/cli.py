@@ -35,7 +35,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--host", help="address to listen on (default 127.0.0.1)")
     serve.add_argument("--port", type=_port, help=f"default {DEFAULT_PORT}; 0 picks a free one")
-    serve.add_argument("--store", metavar="PATH", help="SQLite file (default: user data folder)")
+    serve.add_argument(
+        "--store",
+        metavar="STORE",
+        help="SQLite file (default: user data folder) or clickhouse://user@host:8123/database",
+    )
     serve.add_argument(
         "--scrape",
         metavar="URL",

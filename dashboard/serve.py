@@ -78,7 +78,7 @@ def run(settings: Settings) -> None:
     """Serve until SIGINT or SIGTERM; raises :class:`ServeError` or ``StoreError``."""
     with listen(settings) as sock:
         server = Server(settings)
-        print(f"kvlens dashboard: {url_of(sock)}  store: {settings.store}", file=sys.stderr)
+        print(f"kvlens dashboard: {url_of(sock)}  store: {settings.store_name}", file=sys.stderr)
         # uvicorn shuts down in order, then raises Ctrl-C anew.
         with suppress(KeyboardInterrupt):
             server.run(sockets=[sock])

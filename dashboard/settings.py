@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -14,6 +15,7 @@ from typing_extensions import Self
 from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.notify.settings import NotifySettings
 from kvlens.dashboard.scrape.targets import metrics_url
+from kvlens.dashboard.store import clickhouse_target
 
 MIN_TOKEN_LENGTH: Final = 16
 _MIB: Final = 1024 * 1024
@@ -43,8 +45,10 @@ class Settings(NotifySettings, Thresholds):
     """Port to listen on; 0 picks a free one."""
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = ()
     """Host names by which a loopback dashboard may be reached besides the usual ones."""
-    store: str = Field(default_factory=default_store)
-    """Path of the SQLite file, or the same as ``sqlite:///path``."""
+    store: str = Field(default_factory=default_store, repr=False)
+    """Path of the SQLite file, ``sqlite:///path``, or ``clickhouse://user@host:8123/database``."""
+    clickhouse_password: SecretStr | None = None
+    """Password of the ClickHouse user, instead of in ``store``."""
     read_token: SecretStr | None = None
     """Needed for pages and API: ``Authorization: Bearer``, or Basic with it as password."""
     ingest_token: SecretStr | None = None
@@ -95,9 +99,13 @@ class Settings(NotifySettings, Thresholds):
     @classmethod
     def _store(cls, value: str) -> str:
         scheme, separator, rest = value.partition("://")
+        if separator and scheme == clickhouse_target.SCHEME:
+            clickhouse_target.parse(value)
+            return value
         if separator and scheme != "sqlite":
             raise ValueError(
-                f"scheme {scheme + '://'!r} is not known: give a file path or sqlite:///path"
+                f"scheme {scheme + '://'!r} is not known: give a file path, sqlite:///path or "
+                f"{clickhouse_target.EXAMPLE}"
             )
         path = rest if separator else value
         if separator and not path.startswith("/"):
@@ -179,6 +187,21 @@ class Settings(NotifySettings, Thresholds):
             return self
         common = {name: getattr(self, name) for name in Thresholds.model_fields}
         return Thresholds.model_validate({**common, **changes})
+
+    @property
+    def clickhouse(self) -> clickhouse_target.Target | None:
+        """The ClickHouse to use; None for a SQLite file."""
+        if not self.store.startswith(f"{clickhouse_target.SCHEME}://"):
+            return None
+        target = clickhouse_target.parse(self.store)
+        if self.clickhouse_password is None:
+            return target
+        return replace(target, password=self.clickhouse_password.get_secret_value())
+
+    @property
+    def store_name(self) -> str:
+        """``store`` to be shown: without a password."""
+        return self.store if self.clickhouse is None else str(self.clickhouse)
 
     @property
     def loopback(self) -> bool:

@@ -119,12 +119,16 @@ class Hub:
 
     def incident(self, incident: Incident) -> None:
         """Tell that an incident opened, changed or closed, or that somebody acted on it."""
+        self.show(incident)
+        for listener in self._listeners:
+            listener(incident)
+
+    def show(self, incident: Incident) -> None:
+        """Tell the clients only."""
         (self._open.add if incident.state == OPEN else self._open.discard)(incident.id)
         if self._clients:
             (fields,) = incidents_json([incident], self._handling)
             self._send(INCIDENT, [(incident.id, msgspec.json.encode(fields).decode())])
-        for listener in self._listeners:
-            listener(incident)
 
     def engine(self, engine: Engine) -> None:
         """Tell that an engine sent something."""

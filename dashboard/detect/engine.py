@@ -15,7 +15,7 @@ from kvlens.dashboard.detect.panel import Observed, Panel, all_detectors
 from kvlens.dashboard.detect.scraped import Scraped
 from kvlens.dashboard.scrape.reading import Scrape
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import Store
+from kvlens.dashboard.store.base import Engine, Store
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 _REPLAY: Final = 1000
@@ -51,18 +51,28 @@ class Detection:
 
     def restore(self) -> None:
         """Go on where the last process stopped; call before the first :meth:`process`."""
-        saved = self._store.load_detection()
-        self._checkpoint = saved.checkpoint
-        for kind, key, state in saved.states:
-            self._panel.load(kind, key, state)
-        engines = self._store.engines()
-        self._engines = {engine.info.incarnation_id: engine.info for engine in engines}
+        engines = self.load()
         while records := self._store.records_after(self._checkpoint, _REPLAY):
             self.process(records)
         self.process(
             (),
             [(e.info.incarnation_id, e.ended_at) for e in engines if e.ended_at is not None],
         )
+
+    def load(self) -> list[Engine]:
+        """Take up what was kept, without what was stored since; returns all engines."""
+        saved = self._store.load_detection()
+        self._checkpoint = saved.checkpoint
+        for kind, key, state in saved.states:
+            self._panel.load(kind, key, state)
+        engines = self._store.engines()
+        self._engines = {engine.info.incarnation_id: engine.info for engine in engines}
+        return engines
+
+    @property
+    def checkpoint(self) -> int:
+        """Highest ``seq`` seen."""
+        return self._checkpoint
 
     def process(
         self,
@@ -87,7 +97,7 @@ class Detection:
             self._panel.end(incarnation, self._ended[incarnation])
         for scrape in scrapes:
             self._panel.scrape(scrape, self._tells)
-        self._checkpoint = max((seq for seq, _ in records), default=self._checkpoint)
+        self._checkpoint = max([self._checkpoint, *(seq for seq, _ in records)])
         self._unsaved += len(observed) + len(scrapes)
         if self._panel.changed or self._unsaved >= _SAVE_EVERY:
             self.save()

@@ -11,16 +11,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, Protocol
 
 from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.detect.engine import Detection
+from kvlens.dashboard.scrape.reading import Scrape
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.store.base import Appended, Batch, Engine, Store, StoreError
-from kvlens.telemetry.records import RequestRecord
+from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 _GROUP_ROWS: Final = 4000
 """Rows from which a transaction takes no further batch."""
@@ -47,6 +47,23 @@ class Audience(Protocol):
         """An incident about which somebody did something."""
 
 
+class Detects(Protocol):
+    """What takes notice of each commit; called on the writer thread."""
+
+    def process(
+        self,
+        records: Sequence[tuple[int, RequestRecord]],
+        ended: Sequence[tuple[str, float]] = (),
+        engines: Iterable[EngineInfo] = (),
+        deferrals: Sequence[RequestRecord] = (),
+        scrapes: Sequence[Scrape] = (),
+    ) -> None:
+        """Take what one commit made durable."""
+
+    def flush(self) -> None:
+        """Keep what :meth:`process` put off."""
+
+
 _Item = tuple[Batch, "Future[None]"]
 
 
@@ -56,7 +73,7 @@ class Writer:
     def __init__(
         self,
         store: Store,
-        detection: Detection,
+        detection: Detects,
         audience: Audience,
         metrics: SelfMetrics,
         capacity: int,

@@ -69,6 +69,11 @@ class Alertmanager(Sender):
                 self._metrics.dropped.inc()
         self._wake.set()
 
+    def release(self) -> None:
+        """Do not repeat open incidents any more; another dashboard does."""
+        with self._lock:
+            self._open.clear()
+
     def work(self) -> None:
         """Send all open incidents and those that closed; raises :class:`Retry`."""
         with self._lock:

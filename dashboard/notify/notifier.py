@@ -68,16 +68,25 @@ class Notifier:
     def _senders(self) -> Sequence[Webhook | Alertmanager]:
         return [*self._webhooks, *self._alertmanagers]
 
-    def start(self, open_incidents: Sequence[Incident]) -> None:
-        """Start; incidents that were open before are told to Alertmanager again only."""
+    def start(self) -> None:
+        """Start the threads."""
+        for sender in self._senders:
+            sender.start()
+
+    def adopt(self, open_incidents: Sequence[Incident]) -> None:
+        """Take over incidents that are open already: only Alertmanager is told, again."""
         done = self._handling([incident.id for incident in open_incidents])
         for incident in open_incidents:
             notice = Notice(incident, done[incident.id])
             self._known[incident.id] = notice
             for alertmanager in self._alertmanagers:
                 alertmanager.tell(notice)
-        for sender in self._senders:
-            sender.start()
+
+    def release(self) -> None:
+        """Leave open incidents to another dashboard; nobody is told that they closed."""
+        self._known.clear()
+        for alertmanager in self._alertmanagers:
+            alertmanager.release()
 
     def stop(self) -> None:
         """Stop; what waits gets one more try, all receivers together a short grace."""

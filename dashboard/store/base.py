@@ -140,6 +140,10 @@ class DetectionState(NamedTuple):
 class Store(Protocol):
     """See the module's text for which thread calls what."""
 
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use it too; see :mod:`kvlens.dashboard.ingest.follower`."""
+
     def append(self, batches: Sequence[Batch]) -> Appended:
         """Make all batches durable in one transaction, then return."""
 

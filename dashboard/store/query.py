@@ -49,7 +49,8 @@ def cursor(finish_time: float, seq: int) -> str:
     return f"{finish_time.hex()}_{seq}"
 
 
-def _parse_cursor(text: str) -> tuple[float, int]:
+def parse_cursor(text: str) -> tuple[float, int]:
+    """Read what :func:`cursor` made; raises ``ValueError`` for anything else."""
     time, _, seq = text.partition("_")
     try:
         position = float.fromhex(time), int(seq)
@@ -104,7 +105,7 @@ def _conditions(query: RequestQuery) -> tuple[list[str], Params]:
     if query.until is not None:
         add("finish_time <= ?", query.until)
     if query.cursor is not None:
-        add("(finish_time, seq) < (?, ?)", *_parse_cursor(query.cursor))
+        add("(finish_time, seq) < (?, ?)", *parse_cursor(query.cursor))
     if len(query.verdicts) == 1:
         add("verdict = ?", *query.verdicts)
     elif query.verdicts:

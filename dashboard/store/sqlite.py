@@ -50,6 +50,8 @@ _incident_decoder = msgspec.json.Decoder(Incident)
 class SqliteStore:
     """See :class:`kvlens.dashboard.store.base.Store`."""
 
+    shared = False
+
     def __init__(self, path: str, limits: Limits = _DEFAULT_LIMITS) -> None:
         """Open or create ``path``; raises :class:`StoreError`."""
         self._path = path

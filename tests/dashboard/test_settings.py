@@ -47,8 +47,8 @@ def test_beyond_loopback_tokens_are_required(host: str) -> None:
     [
         (
             "store",
-            "clickhouse://db",
-            r"'clickhouse://' is not known: give a file path or sqlite://",
+            "postgres://db",
+            r"'postgres://' is not known: give a file path or sqlite://",
         ),
         ("store", "sqlite://relative.db", "needs an absolute path"),
         ("store", ":memory:", "does not name a file"),

@@ -232,6 +232,15 @@ def test_closed_ones_are_sent_once_and_open_ones_each_time(receiver: Receiver) -
     assert closed["endsAt"] < receiver.got[0].json[0]["endsAt"]
 
 
+def test_released_ones_are_neither_repeated_nor_resolved(receiver: Receiver) -> None:
+    bench = Bench(receiver.url)
+    bench.tell(id="a")
+    bench.tell(id="b", state="closed", closed_at=1.0)
+    bench.sender.release()
+    bench.sender.work()
+    assert [[alert["labels"]["incident"] for alert in got.json] for got in receiver.got] == [["b"]]
+
+
 def test_many_go_in_several_requests(receiver: Receiver) -> None:
     bench = Bench(receiver.url)
     for number in range(150):

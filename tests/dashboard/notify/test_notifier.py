@@ -77,7 +77,7 @@ def bench(receiver: Receiver) -> Iterator[Bench]:
 
 
 def test_each_further_request_is_no_message(bench: Bench, receiver: Receiver) -> None:
-    bench.notifier.start([])
+    bench.notifier.start()
     for requests in range(3, 50):
         bench.notifier.incident(incident(requests=requests))
     bench.notifier.incident(incident(state="closed", closed_at=1.0))
@@ -86,17 +86,30 @@ def test_each_further_request_is_no_message(bench: Bench, receiver: Receiver) ->
 
 
 def test_a_restart_repeats_nothing(bench: Bench, receiver: Receiver) -> None:
-    bench.notifier.start([incident()])
+    bench.notifier.start()
+    bench.notifier.adopt([incident()])
     bench.notifier.incident(incident(requests=4))
     bench.notifier.incident(incident(state="closed", closed_at=1.0))
     receiver.wait_for(1)
     assert receiver.types() == ["incident.closed"]
 
 
+def test_a_dashboard_that_no_longer_leads_tells_nothing(bench: Bench, receiver: Receiver) -> None:
+    bench.notifier.start()
+    bench.notifier.incident(incident())
+    bench.notifier.release()
+    bench.notifier.incident(incident(state="closed", closed_at=1.0))
+    bench.notifier.adopt([incident(id="next")])
+    bench.notifier.incident(incident(id="next", state="closed", closed_at=1.0))
+    receiver.wait_for(2)
+    assert receiver.types() == ["incident.opened", "incident.closed"]
+    assert receiver.got[1].json["data"]["incident"]["id"] == "next"
+
+
 def test_what_was_over_before_anybody_was_told_is_not_told(
     bench: Bench, receiver: Receiver
 ) -> None:
-    bench.notifier.start([])
+    bench.notifier.start()
     bench.notifier.incident(incident(id="old", state="closed", closed_at=1.0))
     bench.notifier.incident(incident())
     receiver.wait_for(1)
@@ -106,7 +119,7 @@ def test_what_was_over_before_anybody_was_told_is_not_told(
 def test_a_silenced_incident_only_tells_that_it_is_and_that_it_closed(
     bench: Bench, receiver: Receiver
 ) -> None:
-    bench.notifier.start([])
+    bench.notifier.start()
     bench.notifier.incident(incident())
     bench.done = Handling(silenced_until=2.0**40, silenced_by="ana")
     bench.notifier.incident(incident())
@@ -117,7 +130,7 @@ def test_a_silenced_incident_only_tells_that_it_is_and_that_it_closed(
 
 
 def test_an_error_stays_inside(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench.notifier.start([])
+    bench.notifier.start()
 
     def fail(_: Sequence[str]) -> dict[str, Handling]:
         raise OSError("disk full")

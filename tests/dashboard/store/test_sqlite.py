@@ -1,263 +1,29 @@
-"""The store's contract; another backend runs the same."""
+"""What only the SQLite file promises; the contract of all stores is in test_contract.py."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import factory
-import msgspec
 import pytest
 
-from kvlens.dashboard.detect.base import Incident, Scope
-from kvlens.dashboard.store.actions import Action, Handling
-from kvlens.dashboard.store.base import Batch, EngineEvent, RequestQuery, Row, StoreError
+from kvlens.dashboard.store.base import Batch, Row, StoreError
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
-from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
-from kvlens.telemetry.semconv import ENGINE_STARTED, ENGINE_STOPPED
+from kvlens.telemetry.records import encode
 
 A = factory.engine()
-B = factory.engine("node-b:0", "inc-b1", affected=False, model="other")
 
 
-def batch(info: EngineInfo, records: Sequence[RequestRecord], *events: tuple[str, float]) -> Batch:
-    newest = max([info.started_at, *(record.finish_time for record in records)])
-    return Batch(
-        [(info, newest)],
-        [EngineEvent(info.incarnation_id, state, at) for state, at in events],
-        [Row(record, pack(encode(record))) for record in records],
-    )
-
-
-def incident(ident: str, state: str = "open", opened_at: float = factory.START) -> Incident:
-    return Incident(
-        id=ident, kind="zero_hit", severity="critical", state=state, engine_id=A.engine_id,
-        incarnation_id=A.incarnation_id, model=A.model, opened_at=opened_at,
-        updated_at=opened_at, closed_at=opened_at if state == "closed" else None,
-        verdict="lost", cause=None, confidence="certain", summary="", evidence={"n": 1},
-        next_step="", groups=[], example_requests=[], lost_tokens=0, requests=3,
-        scope=Scope(since=opened_at, until=opened_at),
-    )  # fmt: skip
-
-
-def ids(store: SqliteStore, **query: object) -> list[str]:
-    return [record.request_id for record in store.requests(RequestQuery(**query)).records]  # type: ignore[arg-type]
-
-
-def test_a_record_comes_back_as_it_was(store: SqliteStore) -> None:
-    record = factory.lost_record(1, A)
-    appended = store.append([batch(A, [record])])
-    assert [stored for _, stored in appended.records] == [record]
-    assert store.request("cmpl-0001") == record
-    assert store.request(record.internal_request_id) == record
-    assert store.request("cmpl-0002") is None
-
-
-def test_the_same_batch_twice_is_stored_once(store: SqliteStore) -> None:
-    records = [factory.lost_record(index, A) for index in range(3)]
-    store.append([batch(A, records)])
-    again = store.append([batch(A, records), batch(A, [factory.lost_record(3, A)] * 2)])
-    assert (len(again.records), again.duplicates) == (1, 4)
-    assert store.engines()[0].totals.requests == {"lost": 4}
-
-
-def test_two_engines_may_use_the_same_request_id(store: SqliteStore) -> None:
-    first, second = factory.lost_record(1, A, finish=factory.START), factory.served_record(1, B)
-    second = msgspec.structs.replace(second, internal_request_id=first.internal_request_id)
-    store.append([batch(A, [first]), batch(B, [second])])
-    assert len(ids(store)) == 2
-    assert store.request(first.internal_request_id) == second
-
-
-def test_filters(store: SqliteStore) -> None:
-    store.append(
-        [
-            batch(A, [factory.lost_record(1, A), factory.cold_record(2, A)]),
-            batch(B, [factory.served_record(3, B), factory.lost_record(4, B, chunks=4)]),
-        ]
-    )
-    at = factory.START + 10.0
-    assert ids(store) == ["cmpl-0004", "cmpl-0003", "cmpl-0002", "cmpl-0001"]
-    assert ids(store, since=at + 2, until=at + 3) == ["cmpl-0003", "cmpl-0002"]
-    assert ids(store, engine="inc-a1") == ["cmpl-0002", "cmpl-0001"]
-    assert ids(store, engine="node-b:0") == ["cmpl-0004", "cmpl-0003"]
-    assert ids(store, engine="nobody") == []
-    assert ids(store, model="other", verdicts=("full",)) == ["cmpl-0003"]
-    assert ids(store, model="other", engine="inc-a1") == []
-    assert ids(store, verdicts=("full", "cold")) == ["cmpl-0003", "cmpl-0002"]
-    assert ids(store, verdicts=("lost",)) == ["cmpl-0004", "cmpl-0001"]
-    assert ids(store, verdicts=("lost", "partial")) == ["cmpl-0004", "cmpl-0001"]
-    assert ids(store, cause="drafter_fallback") == ["cmpl-0004", "cmpl-0001"]
-    assert ids(store, cause="drafter_fallback", verdicts=("lost",), engine="inc-a1") == [
-        "cmpl-0001"
-    ]
-    assert ids(store, cause="store_gap") == []
-    assert ids(store, min_lost_tokens=1025) == ["cmpl-0004"]
-    assert ids(store, min_expected_tokens=1, max_served_tokens=0) == ["cmpl-0004", "cmpl-0001"]
-
-
-@pytest.mark.parametrize("query", [{}, {"engine": "inc-a1"}, {"cause": "drafter_fallback"}])
-def test_pages_have_no_gaps_and_no_repeats(store: SqliteStore, query: dict[str, str]) -> None:
-    # Four requests finish at each time: the cursor has to split ties as well.
-    records = [
-        factory.lost_record(index, A, finish=factory.START + index // 4) for index in range(22)
-    ]
-    store.append([batch(A, records)])
-    seen: list[str] = []
-    cursor: str | None = None
-    while True:
-        page = store.requests(RequestQuery(limit=5, cursor=cursor, **query))  # type: ignore[arg-type]
-        seen += [record.request_id for record in page.records]
-        cursor = page.next_cursor
-        if cursor is None:
-            break
-    assert len(seen) == len(set(seen)) == 22
-    assert seen == ids(store, limit=100)
-
-
-def test_no_cursor_after_an_exactly_full_page(store: SqliteStore) -> None:
-    store.append([batch(A, [factory.cold_record(index, A) for index in range(2)])])
-    assert store.requests(RequestQuery(limit=2)).next_cursor is None
-
-
-@pytest.mark.parametrize("cursor", ["", "x", "0x1p+0", "0x1p+0_", "zz_1", f"0x1p+0_{2**70}"])
-def test_foreign_cursors_are_refused(store: SqliteStore, cursor: str) -> None:
-    with pytest.raises(ValueError, match="not a cursor"):
-        store.requests(RequestQuery(cursor=cursor))
-
-
-def test_more_engines_than_are_merged(store: SqliteStore) -> None:
-    fleet = [factory.engine(f"n:{n}", f"inc-{n}", model="big") for n in range(70)]
-    store.append([batch(info, [factory.lost_record(n, info)]) for n, info in enumerate(fleet)])
-    assert ids(store, model="big", limit=3) == ["cmpl-0069", "cmpl-0068", "cmpl-0067"]
-    assert len(store.engines()) == 70
-
-
-def test_engine_lifecycle(store: SqliteStore) -> None:
-    store.append([batch(A, [factory.lost_record(1, A)], (ENGINE_STARTED, factory.START))])
-    assert store.engine("inc-a1") == store.engine("node-a:0")
-    gone = store.append([batch(A, [], (ENGINE_STOPPED, factory.START + 50))])
-    assert gone.ended == [("inc-a1", factory.START + 50)]
-    assert store.append([batch(A, [], (ENGINE_STOPPED, factory.START + 60))]).ended == []
-    engine = store.engine("inc-a1")
-    assert engine is not None
-    assert (engine.ended_at, engine.end_reason) == (factory.START + 50, "stopped")
-
-
-def test_a_later_incarnation_replaces_a_killed_one(store: SqliteStore) -> None:
-    later = factory.engine(incarnation_id="inc-a2", started_at=factory.START + 100)
-    store.append([batch(A, []), batch(B, [])])
-    appended = store.append([batch(later, [])])
-    assert appended.ended == [("inc-a1", factory.START + 100)]
-    newest = store.engine("node-a:0")
-    assert newest is not None
-    assert newest.info == later
-    old = store.engine("inc-a1")
-    assert old is not None
-    assert old.end_reason == "replaced"
-
-
-def test_changed_engine_info_is_kept(store: SqliteStore) -> None:
-    store.append([batch(A, [])])
-    changed = msgspec.structs.replace(A, lookup="corrected")
-    store.append([batch(changed, [])])
-    assert [engine.info for engine in store.engines()] == [changed]
-
-
-def test_totals_weigh_sampled_requests(store: SqliteStore) -> None:
-    sampled = msgspec.structs.replace(factory.served_record(1, B), sampling_probability=0.25)
-    store.append([batch(B, [sampled, factory.served_record(2, B)])])
-    totals = store.engines()[0].totals
-    assert totals.requests == {"full": 5}
-    assert totals.served_tokens == 5 * 1024
-    assert totals.loads == sum(totals.reload_buckets) == 5
-    assert totals.reload_seconds == pytest.approx(0.2)
-
-
-def test_series(store: SqliteStore) -> None:
-    start = factory.START
-    store.append(
-        [
-            batch(A, [factory.lost_record(n, A, finish=start + 60 * n) for n in range(3)]),
-            batch(B, [factory.served_record(9, B, finish=start + 59)]),
-        ]
-    )
-    points = store.series(start, start + 179, 60, None)
-    assert [(p.time - start, p.requests) for p in points] == [
-        (0, {"lost": 1, "full": 1}),
-        (60, {"lost": 1}),
-        (120, {"lost": 1}),
-    ]
-    assert points[0].expected_tokens == 2048
-    assert [p.lost_tokens for p in store.series(start + 60, start + 100, 60, "inc-a1")] == [1024]
-    assert store.series(start, start + 179, 60, "node-b:0")[0].loads == 1
-    assert store.series(start, start + 179, 60, "nobody") == []
-    hourly = store.series(start, start + 179, 3600, None)
-    assert sum(sum(point.requests.values()) for point in hourly) == 4
-
-
-def test_detection_state(store: SqliteStore) -> None:
-    store.save_detection(7, [incident("a")], [("zero_hit", "inc-a1", b"1"), ("d", "x", b"2")])
-    store.save_detection(9, [incident("b", "closed", factory.START + 1)], [("d", "x", None)])
-    assert store.load_detection() == (9, [("zero_hit", "inc-a1", b"1")])
-    assert [item.id for item in store.incidents()] == ["b", "a"]
-    assert [item.id for item in store.incidents("open")] == ["a"]
-    assert store.incident("a") == incident("a")
-    assert store.incident("z") is None
-    assert len(store.incidents(changed_since=0)) == 2
-    assert store.incidents(changed_since=2**40) == []
-    store.append([batch(A, [])])
-    assert store.engines()[0].open_incidents == 1
-
-
-def test_actions_are_a_log_and_a_state(store: SqliteStore) -> None:
-    def action(ident: str, kind: str, at: float, about: str = "a") -> Action:
-        return Action(id=ident, incident_id=about, time=at, kind=kind, who="ana", until=at + 9)
-
-    first, second = action("1", "acknowledge", 10.0), action("2", "silence", 20.0)
-    appended = store.append([Batch(actions=[first]), Batch(actions=[second, first])])
-    assert list(appended.acted_on) == ["a", "a", "a"]
-    store.append([Batch(actions=[action("3", "annotate", 30.0, "b")])])
-    assert [entry.id for entry in store.actions()] == ["3", "2", "1"]
-    assert store.actions(before=30.0, limit=1) == [second]
-    handling = store.handling(["a", "c"])
-    assert (handling["a"].acknowledged_at, handling["a"].silenced_until) == (10.0, 29.0)
-    assert handling["c"] == Handling()
-    assert store.handling([]) == {}
-
-
-def test_an_action_is_a_change_of_its_incident(store: SqliteStore) -> None:
-    store.save_detection(1, [incident("a"), incident("b")], [])
-    later = time.time() + 100
-    entry = Action(id="1", incident_id="a", time=later, kind="acknowledge", who="ana")
-    store.append([Batch(actions=[entry])])
-    assert [item.id for item in store.incidents(changed_since=later)] == ["a"]
-
-
-def test_records_after(store: SqliteStore) -> None:
-    first = store.append([batch(A, [factory.lost_record(n, A) for n in range(3)])])
-    after = store.records_after(first.records[0][0], 10)
-    assert after == list(first.records[1:])
-    assert len(store.records_after(0, 2)) == 2
-
-
-def test_a_failed_batch_leaves_nothing(store: SqliteStore) -> None:
-    stranger = Batch([], [], [Row(factory.lost_record(1, B), b"{}")])
-    with pytest.raises(KeyError):
-        store.append([batch(A, [factory.lost_record(1, A)]), stranger])
-    assert store.engines() == []
-    assert len(store.append([batch(A, [factory.lost_record(1, A)])]).records) == 1
-
-
-def test_reopened(tmp_path: Path) -> None:
+def test_one_process_at_a_time(tmp_path: Path) -> None:
     path = str(tmp_path / "deep" / "store.db")
+    record = factory.lost_record(1, A)
+    batch = Batch([(A, factory.START)], [], [Row(record, pack(encode(record)))])
     first = SqliteStore(path)
-    first.append([batch(A, [factory.lost_record(1, A)])])
+    first.append([batch])
     with pytest.raises(StoreError, match="in use by another dashboard"):
         SqliteStore(path)
     first.close()
     second = SqliteStore(path)
-    assert second.append([batch(A, [factory.lost_record(1, A)])]).duplicates == 1
+    assert second.append([batch]).duplicates == 1
     second.close()
