@@ -50,3 +50,9 @@ fuzz: environments
 .PHONY: bench
 bench: environments
 	@$(VENV)/python benchmarks/run.py $(ARGS)
+
+# What the dashboard costs, over RECORDS requests, beside Arize Phoenix; docs/performance-dashboard.md.
+RECORDS := 1000000
+.PHONY: bench-dashboard
+bench-dashboard: environments
+	@$(VENV)/python benchmarks/dashboard.py --records $(RECORDS) $(ARGS)

@@ -76,6 +76,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         fill(path.with_suffix(".part"), options.records)
         path.with_suffix(".part").rename(path)
         _say(f"filled in {time.perf_counter() - began:.0f} s, {path.stat().st_size >> 20:,} MiB")
+    machine = _machine()
     exports = ingest.traffic(options.ingest)
     empty = _on_empty_store(folder, exports)
     full = _on_full_store(options, path)
@@ -88,7 +89,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "records": options.records,
         "store_mib": path.stat().st_size >> 20,
         "repeat": options.repeat,
-        "machine": _machine(),
+        "machine": machine,
         "empty": empty,
         "full": full,
         "queries": latencies,
@@ -129,7 +130,7 @@ def _on_full_store(options: argparse.Namespace, path: Path) -> dict[str, Any]:
     with started(command, url, ready) as server:
         start = time.perf_counter() - began
         _say(f"queries on {options.records:,} records")
-        latencies = queries.measure(server.url, path, options.repeat)
+        latencies = queries.measure(server, path, options.repeat)
         after_queries = server.memory_mib("VmHWM")
         _say("from the third lost request to the stream")
         quiet = ingest.to_stream(server.url, 20)
@@ -162,8 +163,9 @@ def _budget(name: str, value: float, limit: float, at_least: bool) -> dict[str, 
 
 def _machine() -> str:
     return (
-        f"{os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"SQLite {sqlite3.sqlite_version}, {platform.system()} {platform.machine()}"
+        f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.1f} before, "
+        f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, "
+        f"{platform.system()} {platform.machine()}"
     )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 import httpx
 from dashboard_fill import ENGINES, INCIDENTS
-from dashboard_process import quantile
+from dashboard_process import Watched, quantile
 
 BUDGET_MS = 200.0
 Draw = Callable[[random.Random], str]
@@ -22,6 +22,8 @@ class Latency(NamedTuple):
     """Milliseconds of one kind of query."""
 
     name: str
+    cpu: float
+    """Processor time of the server, median: what is left when nobody else is at work."""
     first: float
     p50: float
     p95: float
@@ -96,19 +98,28 @@ def sample(path: Path, count: int = 400) -> tuple[list[str], list[str]]:
     return [row[0] for row in rows], [quote(f"{row[1].hex()}_{row[2]}") for row in rows]
 
 
-def measure(url: str, path: Path, repeat: int) -> list[Latency]:
+def measure(server: Watched, path: Path, repeat: int) -> list[Latency]:
     """Ask each query ``repeat`` times, in rounds, so that none has the cache to itself."""
     draw = random.Random(3)
     kinds = queries(*sample(path))
     taken: dict[str, list[float]] = {name: [] for name in kinds}
-    with httpx.Client(base_url=url, timeout=120) as client:
+    spent: dict[str, list[float]] = {name: [] for name in kinds}
+    with httpx.Client(base_url=server.url, timeout=120) as client:
         for _ in range(repeat):
             for name, make in kinds.items():
                 target = make(draw)
-                began = time.perf_counter()
+                cpu, began = server.cpu_seconds(), time.perf_counter()
                 client.get(target).raise_for_status()
                 taken[name].append((time.perf_counter() - began) * 1e3)
+                spent[name].append((server.cpu_seconds() - cpu) * 1e3)
     return [
-        Latency(name, ms[0], quantile(ms, 0.5), quantile(ms, 0.95), max(ms))
+        Latency(
+            name,
+            quantile(spent[name], 0.5),
+            ms[0],
+            quantile(ms, 0.5),
+            quantile(ms, 0.95),
+            max(ms),
+        )
         for name, ms in taken.items()
     ]

@@ -14,7 +14,9 @@ def markdown(run: dict[str, Any]) -> str:
         f"Measured by `make bench-dashboard` ({run['machine']}): a SQLite store of "
         f"{run['records']:,} requests that finished in the last 24 hours ({run['store_mib']:,} "
         "MiB), the real server on one core, everything asked over HTTP from another. Each query "
-        f"ran {run['repeat']} times with drawn arguments, in turns with all others.",
+        f"ran {run['repeat']} times with drawn arguments, in turns with all others. Processor time "
+        "is the server's own; the other times are those of whoever asks, and hold whatever else "
+        "the machine did.",
         "## Budgets",
         _table(
             ("budget", "measured", "limit", "kept"),
@@ -30,9 +32,12 @@ def markdown(run: dict[str, Any]) -> str:
         ),
         "## Queries, milliseconds",
         _table(
-            ("query", "first", "p50", "p95", "worst"),
+            ("query", "processor", "first", "p50", "p95", "worst"),
             [
-                (row["name"], *(f"{row[key]:.1f}" for key in ("first", "p50", "p95", "worst")))
+                (
+                    row["name"],
+                    *(f"{row[key]:.1f}" for key in ("cpu", "first", "p50", "p95", "worst")),
+                )
                 for row in run["queries"]
             ],
         ),

@@ -21,6 +21,8 @@ _SUMMARY: Final = (
     "prompt_tokens", "local_tokens", "served_tokens", "servable_tokens", "expected_tokens",
     "lost_tokens", "verdict", "cause", "confidence", "summary",
 )  # fmt: skip
+_SUMS: Final = ("requests", "expected_tokens", "servable_tokens", "served_tokens", "lost_tokens")
+_QUANTILES: Final = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 
 class JSON(Response):
@@ -72,22 +74,21 @@ def incidents_json(incidents: Iterable[Incident], handling: Handlings) -> list[d
 
 def totals_json(totals: Totals) -> dict[str, Any]:
     """Sums, with reload latency as count, mean and percentiles in seconds."""
-    fields: dict[str, Any] = msgspec.to_builtins(totals)
-    loads, seconds, buckets = (
-        fields.pop(name) for name in ("loads", "reload_seconds", "reload_buckets")
-    )
-    fields["reload"] = {
-        "count": loads,
-        "mean": seconds / loads if loads else None,
-        **{f"p{int(q * 100)}": quantile(buckets, q) for q in (0.5, 0.95, 0.99)},
-        "buckets": buckets,
+    loads, buckets = totals.loads, totals.reload_buckets
+    return {
+        **{name: getattr(totals, name) for name in _SUMS},
+        "reload": {
+            "count": loads,
+            "mean": totals.reload_seconds / loads if loads else None,
+            **{name: quantile(buckets, q) if loads else None for name, q in _QUANTILES},
+            "buckets": buckets,
+        },
     }
-    return fields
 
 
 def point_json(point: Point) -> dict[str, Any]:
     """One step of a series."""
-    return totals_json(point)
+    return {"time": point.time, **totals_json(point)}
 
 
 def request_summary(record: RequestRecord) -> dict[str, Any]:

@@ -16,7 +16,7 @@ FIELDS: Final = (
     "next_step", "lost_tokens", "requests", "groups", "incident", "opened_at", "url",
 )  # fmt: skip
 """What a template may name."""
-_ALERT_PREFIX: Final = "Kvlens"
+_ALERT_PREFIX: Final = "KVLens"
 
 
 @dataclass(frozen=True)

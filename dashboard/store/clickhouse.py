@@ -271,7 +271,7 @@ class ClickHouseStore:
             f" AND slot BETWEEN {int(since // step) * step // level} AND {int(until // level)}"
             " GROUP BY slot"
         )
-        return points(((slot * level, sums.items()) for slot, sums in rows), step)
+        return points(((slot * level, sums) for slot, sums in rows), step)
 
     def _records(self, where: str, limit: int) -> list[tuple[int, RequestRecord]]:
         rows = self._http.query(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Final, TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ from kvlens.telemetry.semconv import TRANSFER_BUCKETS
 
 _REQUESTS: Final = "requests."
 _RELOAD: Final = "reload."
+_BUCKETS: Final = len(TRANSFER_BUCKETS) + 1
 _SCALARS: Final = (
     "expected_tokens", "servable_tokens", "served_tokens", "lost_tokens", "loads",
     "reload_seconds",
@@ -55,11 +57,15 @@ def unpack(text: str) -> Counters:
     return _decoder.decode(text)
 
 
-def points(slots: Iterable[tuple[int, Iterable[tuple[str, float]]]], step: int) -> list[Point]:
-    """Sum ``(time, counters)`` per ``step`` seconds, oldest first."""
+def points(slots: Iterable[tuple[int, Counters]], step: int) -> list[Point]:
+    """Sum ``(time, counters)`` per ``step`` seconds, oldest first; takes the counters over."""
     sums: dict[int, Counters] = {}
-    for time, pairs in slots:
-        add(sums.setdefault(time // step * step, {}), pairs)
+    for time, found in slots:
+        start = time // step * step
+        if start in sums:
+            add(sums[start], found.items())
+        else:
+            sums[start] = found
     return [fill(Point(time=time), sums[time].items()) for time in sorted(sums)]
 
 
@@ -83,15 +89,27 @@ def counters(record: RequestRecord) -> Iterator[tuple[str, float]]:
 
 def fill(totals: TotalsT, pairs: Iterable[tuple[str, float]]) -> TotalsT:
     """Put counters into ``totals`` and return it."""
-    totals.reload_buckets = [0] * (len(TRANSFER_BUCKETS) + 1)
+    buckets: list[float] = [0] * _BUCKETS
+    totals.reload_buckets = buckets
     for key, value in pairs:
-        if key.startswith(_REQUESTS):
-            totals.requests[key[len(_REQUESTS) :]] = value
-        elif key.startswith(_RELOAD):
-            totals.reload_buckets[int(key[len(_RELOAD) :])] = value
-        elif key in _SCALARS:
-            setattr(totals, key, value)
+        kind, name, index = _meaning(key)
+        if kind == _REQUESTS:
+            totals.requests[name] = value
+        elif kind == _RELOAD:
+            buckets[index] = value
+        elif kind:
+            setattr(totals, name, value)
     return totals
+
+
+@lru_cache(maxsize=1024)
+def _meaning(key: str) -> tuple[str, str, int]:
+    """``(kind, name, index)`` of a key; no kind for one of a newer version."""
+    if key.startswith(_REQUESTS):
+        return _REQUESTS, key[len(_REQUESTS) :], 0
+    if key.startswith(_RELOAD):
+        return _RELOAD, "", int(key[len(_RELOAD) :])
+    return (key if key in _SCALARS else "", key, 0)
 
 
 def quantile(buckets: list[float], q: float) -> float | None:

@@ -225,7 +225,7 @@ class SqliteStore:
                 f" AND engine_no IN ({','.join('?' * len(numbers))}) AND slot BETWEEN ? AND ?",
                 (level, *numbers, int(since // step) * step // level, int(until // level)),
             ).fetchall()
-        return points(((slot * level, unpack_sums(text).items()) for slot, text in rows), step)
+        return points(((slot * level, unpack_sums(text)) for slot, text in rows), step)
 
     @contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:

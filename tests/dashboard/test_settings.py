@@ -48,7 +48,7 @@ def test_beyond_loopback_tokens_are_required(host: str) -> None:
         (
             "store",
             "postgres://db",
-            r"'postgres://' is not known: give a file path or sqlite://",
+            r"'postgres://' is not known: give a file path, sqlite://",
         ),
         ("store", "sqlite://relative.db", "needs an absolute path"),
         ("store", ":memory:", "does not name a file"),

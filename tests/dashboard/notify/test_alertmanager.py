@@ -111,11 +111,11 @@ def test_an_incident_is_an_alert_until_it_closes(
         lose(client)
         page = receiver.wait_for(1)[0].json
         assert page["status"] == "firing"
-        assert page["groupLabels"] == {"alertname": "KvlensZeroHit", "engine": "node-a:0"}
+        assert page["groupLabels"] == {"alertname": "KVLensZeroHit", "engine": "node-a:0"}
         (alert,) = page["alerts"]
         (opened,) = client.get("/api/v1/incidents").json()["incidents"]
         assert alert["labels"] == {
-            "alertname": "KvlensZeroHit", "severity": "critical", "engine": "node-a:0",
+            "alertname": "KVLensZeroHit", "severity": "critical", "engine": "node-a:0",
             "model_name": factory.MODEL, "cause": "drafter_fallback", "incident_kind": "zero_hit",
             "incident": opened["id"],
         }  # fmt: skip

@@ -11,7 +11,7 @@ from kvlens.dashboard.store.actions import Handling
 
 def test_labels_route_and_group() -> None:
     assert WORDING.labels(incident()) == {
-        "alertname": "KvlensZeroHit",
+        "alertname": "KVLensZeroHit",
         "severity": "critical",
         "engine": "node-a:0",
         "model_name": factory.MODEL,

@@ -34,8 +34,11 @@ def test_coarse_steps_are_summed_from_hours(step: int, level: int) -> None:
 
 
 def test_points_add_up_whatever_the_order() -> None:
-    slots = [(120, [("lost_tokens", 1.0)]), (0, [("lost_tokens", 2.0)]),
-             (60, [("lost_tokens", 4.0), ("requests.lost", 1.0)])]  # fmt: skip
+    slots = [
+        (120, {"lost_tokens": 1.0}),
+        (0, {"lost_tokens": 2.0}),
+        (60, {"lost_tokens": 4.0, "requests.lost": 1.0}),
+    ]
     found = points(slots, 120)
     assert [(p.time, p.lost_tokens, p.requests) for p in found] == [
         (0, 6.0, {"lost": 1.0}),
