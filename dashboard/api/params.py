@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from kvlens.dashboard.detect.base import Scope
 from kvlens.dashboard.store.base import RequestQuery, Store
 from kvlens.telemetry.semconv import Cause, Verdict
 
@@ -52,7 +53,7 @@ class RequestFilter(_Params):
     def query(self, store: Store, limit: int, cursor: str | None) -> RequestQuery:
         """Return the store's form; 404 if the incident does not exist."""
         bounds = _Bounds(self.since, self.until)
-        engine, min_expected, max_served = self.engine, 0, None
+        engine, scope = self.engine, Scope(since=0, until=0)
         if self.incident is not None:
             incident = store.incident(self.incident)
             if incident is None:
@@ -60,22 +61,35 @@ class RequestFilter(_Params):
             if engine not in (None, incident.incarnation_id, incident.engine_id):
                 raise HTTPException(422, f"incident {self.incident!r} is of another engine")
             engine = incident.incarnation_id
-            bounds.narrow(incident.scope.since, incident.scope.until)
-            min_expected = incident.scope.min_expected_tokens
-            max_served = incident.scope.max_served_tokens
+            scope = incident.scope
+            bounds.narrow(scope.since, scope.until)
         return RequestQuery(
             since=bounds.since,
             until=bounds.until,
             engine=engine,
-            verdicts=tuple(str(verdict) for verdict in self.verdict),
-            cause=None if self.cause is None else str(self.cause),
+            verdicts=self._verdicts(scope),
+            cause=self._cause(scope),
             model=self.model,
-            min_lost_tokens=self.min_lost_tokens,
-            min_expected_tokens=min_expected,
-            max_served_tokens=max_served,
+            min_lost_tokens=max(self.min_lost_tokens, scope.min_lost_tokens),
+            min_expected_tokens=scope.min_expected_tokens,
+            max_served_tokens=scope.max_served_tokens,
             limit=limit,
             cursor=cursor,
         )
+
+    def _verdicts(self, scope: Scope) -> tuple[str, ...]:
+        """The wanted ones among the incident's; 422 where there can be none."""
+        wanted = tuple(str(verdict) for verdict in self.verdict)
+        both = tuple(verdict for verdict in wanted if verdict in scope.verdicts)
+        if wanted and scope.verdicts and not both:
+            raise HTTPException(422, f"verdict: the incident is about {', '.join(scope.verdicts)}")
+        return both or wanted or scope.verdicts
+
+    def _cause(self, scope: Scope) -> str | None:
+        wanted = None if self.cause is None else str(self.cause)
+        if wanted and scope.cause and wanted != scope.cause:
+            raise HTTPException(422, f"cause: the incident is about {scope.cause}")
+        return wanted or scope.cause
 
 
 class RequestPage(RequestFilter):

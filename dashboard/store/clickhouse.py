@@ -25,7 +25,7 @@ from kvlens.dashboard.store.base import (
 from kvlens.dashboard.store.clickhouse_append import Appender, engine_states, read_info
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.clickhouse_lease import Lease
-from kvlens.dashboard.store.clickhouse_query import page_sql
+from kvlens.dashboard.store.clickhouse_query import bodies, find
 from kvlens.dashboard.store.clickhouse_schema import FLEET, migrate
 from kvlens.dashboard.store.clickhouse_target import Target
 from kvlens.dashboard.store.query import cursor
@@ -235,14 +235,11 @@ class ClickHouseStore:
 
     def requests(self, query: RequestQuery) -> Page:
         """One page; raises ``ValueError`` for a cursor that is not ours."""
-        sql, params = page_sql(f"{self._db}.requests", query)
-        rows = self._http.query(sql, **params)
-        page = rows[: query.limit]
-        more = len(rows) > query.limit and bool(page)
-        return Page(
-            [decode_record(body) for _, _, body in page],
-            cursor(float(page[-1][0]), page[-1][1]) if more else None,
-        )
+        table = f"{self._db}.requests"
+        keys = find(self._http, table, query)
+        page = keys[: query.limit]
+        records = [decode_record(body) for body in bodies(self._http, table, page)]
+        return Page(records, cursor(*page[-1]) if len(keys) > query.limit and page else None)
 
     def request(self, ident: str) -> RequestRecord | None:
         """By internal or external id; of several, the newest."""

@@ -1,11 +1,16 @@
-"""SQL for pages of requests in ClickHouse: newest first, along the tables' own order."""
+"""SQL for pages of requests in ClickHouse: newest first, along the table's own order.
+
+A page is found in the narrow columns and its bodies are fetched afterwards, so that a
+filter never reads a body it drops.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 
 from kvlens.dashboard.store.base import RequestQuery
-from kvlens.dashboard.store.clickhouse_http import quoted
+from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.query import parse_cursor
 
 Params = dict[str, str | float]
@@ -17,20 +22,65 @@ def row_id(incarnation_id: str, internal_request_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-def page_sql(table: str, query: RequestQuery) -> tuple[str, Params]:
-    """SQL giving ``(finish_time, row_id, body)``, one row more than the limit if there are more.
+Key = tuple[float, int]
+"""``(finish_time, row_id)``: unique, and the table's order."""
+
+
+def find(http: Http, table: str, query: RequestQuery) -> list[Key]:
+    """Keys of one page, one more than the limit if there are more.
 
     Raises ``ValueError`` for a cursor that is not ours.
     """
+    before = None if query.cursor is None else parse_cursor(query.cursor)
     conditions, params = _conditions(query)
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    # Copies of a row that are not merged yet are neighbours in this order.
-    return (
-        f"SELECT finish_time, row_id, body FROM {table}{where}"
-        " ORDER BY finish_time DESC, row_id DESC LIMIT 1 BY finish_time, row_id"
-        f" LIMIT {query.limit + 1}",
-        params,
+    keys: list[Key] = []
+    while (missing := query.limit + 1 - len(keys)) > 0:
+        rows = _keys(http, table, conditions, params, before, missing)
+        # Copies of a row that are not merged yet are neighbours in this order.
+        keys += dict.fromkeys(rows)
+        if len(rows) < missing:
+            break
+        before = rows[-1]
+    return keys
+
+
+def bodies(http: Http, table: str, keys: Sequence[Key]) -> list[str]:
+    """JSON of the records with these keys, in their order."""
+    if not keys:
+        return []
+    rows = http.query(
+        f"SELECT finish_time, row_id, body FROM {table}"
+        " WHERE finish_time BETWEEN {first:Float64} AND {last:Float64}"
+        f" AND row_id IN ({', '.join(str(row) for _, row in keys)})",
+        first=keys[-1][0],
+        last=keys[0][0],
     )
+    found = {(float(time), row): body for time, row, body in rows}
+    return [found[key] for key in keys if key in found]
+
+
+def _keys(
+    http: Http,
+    table: str,
+    conditions: list[str],
+    params: Params,
+    before: Key | None,
+    limit: int,
+) -> list[Key]:
+    if before is not None:
+        conditions = [
+            *conditions,
+            "finish_time <= {at:Float64}",
+            "(finish_time < {at:Float64} OR row_id < {row:Int64})",
+        ]
+        params = {**params, "at": before[0], "row": before[1]}
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows = http.query(
+        f"SELECT finish_time, row_id FROM {table}{where}"
+        f" ORDER BY finish_time DESC, row_id DESC LIMIT {limit}",
+        **params,
+    )
+    return [(float(time), row) for time, row in rows]
 
 
 def _conditions(query: RequestQuery) -> tuple[list[str], Params]:
@@ -45,10 +95,6 @@ def _conditions(query: RequestQuery) -> tuple[list[str], Params]:
         add("finish_time >= {since:Float64}", since=query.since)
     if query.until is not None:
         add("finish_time <= {until:Float64}", until=query.until)
-    if query.cursor is not None:
-        time, row = parse_cursor(query.cursor)
-        add("finish_time <= {at:Float64}", at=time)
-        add("(finish_time < {at:Float64} OR row_id < {row:Int64})", row=row)
     if query.engine is not None:
         add(
             "(incarnation_id = {engine:String} OR engine_id = {engine:String})", engine=query.engine

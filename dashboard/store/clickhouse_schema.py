@@ -133,7 +133,7 @@ def _first(ddl: Ddl) -> list[str]:
             "ReplacingMergeTree",
             "PARTITION BY toDate(toDateTime(least(finish_time, 4294967295)))"
             f" ORDER BY (finish_time, row_id) {ddl.ttls['requests']}"
-            f" {ddl.deduplicated(', ttl_only_drop_parts = 1')}",
+            f" {ddl.deduplicated(', ttl_only_drop_parts = 1, index_granularity = 512')}",
         ),
         *ddl.sharded(
             "sums",
