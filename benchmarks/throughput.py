@@ -1,13 +1,17 @@
 """Engine throughput: vLLM's own offloading connector against kvlens, on real servers.
 
-Both servers run at the same time and answer the same requests in turns of a few
-seconds, so that each ratio compares neighbours in time. Prompts share prefixes
+Both servers run at the same time and answer the same requests in short turns, so
+that each ratio compares neighbours in time. CPU time is that of all processes of
+a server: unlike throughput it hardly depends on what else the machine does, but
+counts the drain thread, which has a core of its own wherever there is one. Prompts share prefixes
 and overflow the GPU cache: what is served comes from local hits, from the tier
 and from computing, as in production.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import statistics
 import sys
@@ -23,25 +27,36 @@ import httpx
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
 
-ROUNDS = 8
-WARM_UP = 2
+ROUNDS = 20
+WARM_UP = 1
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"chunk_tokens": 512, "gpu_blocks": 96, "max_model_len": 2048},
     "demo": {"chunk_tokens": 512, "gpu_blocks": 96, "max_model_len": 2048},
 }
-REQUESTS = {1: 6, 16: 48}
-"""Requests of one turn, by how many run at a time."""
-PROMPT, OUTPUT, DOCUMENTS, SHARED = 600, 16, 12, 512
+REQUESTS = {"tiny": {1: 8, 16: 64}, "demo": {1: 2, 16: 16}}
+"""Requests of one turn, by how many run at a time: a second or a few."""
+PROMPT, OUTPUT, DOCUMENTS, SHARED = 600, 8, 12, 512
 ARMS = {"stock": "OffloadingConnector", "kvlens": "KVLensOffloadingConnector"}
 
 
-def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> str:
-    """Start one server; returns its URL."""
+def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> engine.Engine:
+    """Start one server."""
     options = engine.EngineOptions(
         python=sys.executable, model=folder / size, engine_id=f"{arm}-{size}",
         connector=ARMS[arm], arguments=("--max-num-seqs", "16"), **SIZES[size],
     )  # fmt: skip
-    return engine.start(supervisor, options, folder / f"{arm}-{size}.log").url
+    return engine.start(supervisor, options, folder / f"{arm}-{size}.log")
+
+
+def cpu_seconds(group: int) -> float:
+    """CPU time of all processes of a process group so far."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def prompts(size: str, seed: int, count: int) -> list[list[int]]:
@@ -75,25 +90,30 @@ def turn(client: httpx.Client, url: str, batch: list[list[int]], at_a_time: int)
     return len(batch) * (PROMPT + OUTPUT) / (time.monotonic() - started)
 
 
-def measure(size: str, urls: dict[str, str], at_a_time: int) -> dict[str, Any]:
+def measure(size: str, servers: dict[str, engine.Engine], at_a_time: int) -> dict[str, Any]:
     """Medians of both arms, and the median ratio of neighbouring turns."""
-    rates: dict[str, list[float]] = {arm: [] for arm in urls}
+    rates: dict[str, list[float]] = {arm: [] for arm in servers}
+    cpu: dict[str, list[float]] = {arm: [] for arm in servers}
     with httpx.Client(timeout=300, trust_env=False) as client:
         for number in range(WARM_UP + ROUNDS):
-            batch = prompts(size, 1000 * at_a_time + number, REQUESTS[at_a_time])
-            arms = list(urls)[:: -1 if number % 2 else 1]
-            for arm in arms:
-                rate = turn(client, urls[arm], batch, at_a_time)
+            batch = prompts(size, 1000 * at_a_time + number, REQUESTS[size][at_a_time])
+            for arm in list(servers)[:: -1 if number % 2 else 1]:
+                group = servers[arm].child.pid
+                before = cpu_seconds(group)
+                rate = turn(client, servers[arm].url, batch, at_a_time)
                 if number >= WARM_UP:
                     rates[arm].append(rate)
+                    cpu[arm].append(cpu_seconds(group) - before)
     ratios = [k / s for k, s in zip(rates["kvlens"], rates["stock"], strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4)
     return {
         "model": size,
         "at_a_time": at_a_time,
         "stock_tokens_per_second": statistics.median(rates["stock"]),
         "kvlens_tokens_per_second": statistics.median(rates["kvlens"]),
         "ratio": statistics.median(ratios),
-        "ratio_range": [min(ratios), max(ratios)],
+        "quartiles": [low, high],
+        "cpu_ratio": sum(cpu["kvlens"]) / sum(cpu["stock"]),
     }
 
 
@@ -106,8 +126,10 @@ def run() -> list[dict[str, Any]]:
             engine.write_model(sys.executable, folder / size, size)
             with ExitStack() as stack:
                 supervisor = stack.enter_context(Supervisor())
-                urls = {arm: start(supervisor, arm, size, folder) for arm in ARMS}
-                rows += [measure(size, urls, at_a_time) for at_a_time in REQUESTS]
+                servers = {arm: start(supervisor, arm, size, folder) for arm in ARMS}
+                for at_a_time in REQUESTS[size]:
+                    rows.append(measure(size, servers, at_a_time))
+                    print(f"bench: {rows[-1]}", file=sys.stderr, flush=True)
     return rows
 
 
