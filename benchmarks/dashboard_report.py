@@ -11,7 +11,7 @@ def markdown(run: dict[str, Any]) -> str:
     """Everything of one run: budgets, queries, ingest, memory, the peer."""
     parts = [
         "# What the dashboard costs",
-        f"Measured by `make bench-dashboard` ({run['machine']}): a SQLite store of "
+        f"Measured by `make bench-dashboard RECORDS={run['records']}` ({run['machine']}): a SQLite store of "
         f"{run['records']:,} requests that finished in the last 24 hours ({run['store_mib']:,} "
         "MiB), the real server on one core, everything asked over HTTP from another. Each query "
         f"ran {run['repeat']} times with drawn arguments, in turns with all others. Processor time "
