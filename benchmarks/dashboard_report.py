@@ -12,8 +12,9 @@ def markdown(run: dict[str, Any]) -> str:
     parts = [
         "# What the dashboard costs",
         f"Measured by `make bench-dashboard RECORDS={run['records']}` ({run['machine']}): a SQLite "
-        f"store of {run['records']:,} requests that finished in the last 24 hours ({run['store_mib']:,} "
-        "MiB), the real server on one core, everything asked over HTTP from another. Each query "
+        f"store of {run['records']:,} requests that finished in the last 24 hours "
+        f"({run['store_mib']:,} MiB), the real server on one core, everything asked over "
+        "HTTP from another. Each query "
         f"ran {run['repeat']} times with drawn arguments, in turns with all others. Processor time "
         "is the server's own; the other times are those of whoever asks, and hold whatever else "
         "the machine did.",
