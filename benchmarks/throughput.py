@@ -1,6 +1,6 @@
 """Engine throughput: vLLM's own offloading connector against kvlens, on real servers.
 
-Both servers run at the same time and answer the same requests in short turns, so
+All servers run at the same time and answer the same requests in short turns, so
 that each ratio compares neighbours in time. CPU time is that of all processes of
 a server: unlike throughput it hardly depends on what else the machine does, but
 counts the drain thread, which has a core of its own wherever there is one. Prompts share prefixes
@@ -27,7 +27,7 @@ import httpx
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
 
-ROUNDS = 20
+ROUNDS = 30
 WARM_UP = 1
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"chunk_tokens": 512, "gpu_blocks": 96, "max_model_len": 2048},
@@ -36,7 +36,12 @@ SIZES: dict[str, dict[str, Any]] = {
 REQUESTS = {"tiny": {1: 8, 16: 64}, "demo": {1: 2, 16: 16}}
 """Requests of one turn, by how many run at a time: a second or a few."""
 PROMPT, OUTPUT, DOCUMENTS, SHARED = 600, 8, 12, 512
-ARMS = {"stock": "OffloadingConnector", "kvlens": "KVLensOffloadingConnector"}
+ARMS = {
+    "stock": "OffloadingConnector",
+    "control": "OffloadingConnector",
+    "kvlens": "KVLensOffloadingConnector",
+}
+"""The control is stock as well: how far it is from stock is what this machine cannot tell."""
 
 
 def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> engine.Engine:
@@ -97,23 +102,30 @@ def measure(size: str, servers: dict[str, engine.Engine], at_a_time: int) -> dic
     with httpx.Client(timeout=300, trust_env=False) as client:
         for number in range(WARM_UP + ROUNDS):
             batch = prompts(size, 1000 * at_a_time + number, REQUESTS[size][at_a_time])
-            for arm in list(servers)[:: -1 if number % 2 else 1]:
+            arms = list(servers)
+            first = number % len(arms)
+            for arm in arms[first:] + arms[:first]:
                 group = servers[arm].child.pid
                 before = cpu_seconds(group)
                 rate = turn(client, servers[arm].url, batch, at_a_time)
                 if number >= WARM_UP:
                     rates[arm].append(rate)
                     cpu[arm].append(cpu_seconds(group) - before)
-    ratios = [k / s for k, s in zip(rates["kvlens"], rates["stock"], strict=True)]
-    low, _, high = statistics.quantiles(ratios, n=4)
+    ratios = {
+        arm: [a / b for a, b in zip(rates[arm], rates["stock"], strict=True)]
+        for arm in ("control", "kvlens")
+    }
+    low, _, high = statistics.quantiles(ratios["kvlens"], n=4)
     return {
         "model": size,
         "at_a_time": at_a_time,
         "stock_tokens_per_second": statistics.median(rates["stock"]),
         "kvlens_tokens_per_second": statistics.median(rates["kvlens"]),
-        "ratio": statistics.median(ratios),
+        "ratio": statistics.median(ratios["kvlens"]),
         "quartiles": [low, high],
+        "control_ratio": statistics.median(ratios["control"]),
         "cpu_ratio": sum(cpu["kvlens"]) / sum(cpu["stock"]),
+        "control_cpu_ratio": sum(cpu["control"]) / sum(cpu["stock"]),
     }
 
 

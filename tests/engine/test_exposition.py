@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -165,7 +166,8 @@ def scrape_job(name: str, path: str, *servers: Server) -> dict[str, Any]:
 
 
 def test_a_real_prometheus_scrapes_it(server: Server, two_servers: Server, tmp_path: Path) -> None:
-    if shutil.which("prometheus") is None:
+    prometheus = shutil.which(os.environ.get("KVLENS_TEST_PROMETHEUS", "prometheus"))
+    if prometheus is None:
         pytest.skip("no prometheus: make setup installs it where it may")
     jobs = [
         # The negotiated page of one server, the plain one of both.
@@ -176,7 +178,7 @@ def test_a_real_prometheus_scrapes_it(server: Server, two_servers: Server, tmp_p
     (tmp_path / "prometheus.yml").write_text(json.dumps(config))
     port = engine.free_port()
     command = [
-        "prometheus", f"--config.file={tmp_path}/prometheus.yml",
+        prometheus, f"--config.file={tmp_path}/prometheus.yml",
         f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=exemplar-storage",
     ]  # fmt: skip
