@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,19 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     on_the_way = collection_path in CONNECTOR_TESTS.parents
     inside = collection_path == CONNECTOR_TESTS or CONNECTOR_TESTS in collection_path.parents
     return None if on_the_way or inside else True
+
+
+@pytest.fixture(autouse=True)
+def _settings_are_left_as_found() -> Iterator[None]:
+    """Servers that later tests start inherit what a test leaves in the environment.
+
+    vLLM's import itself sets variables that tune libraries; those may stay.
+    """
+    before = _settings()
+    yield
+    assert _settings() == before
+
+
+def _settings() -> dict[str, str]:
+    ours = ("HF_", "KVLENS_", "OTEL_", "PROMETHEUS_", "PYTHON", "VLLM_")
+    return {name: value for name, value in os.environ.items() if name.startswith(ours)}

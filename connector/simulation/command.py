@@ -66,8 +66,10 @@ def _run(
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Leave vLLM's log and kvlens' to errors, unless told otherwise: the report is the output."""
-    level = os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # read when vLLM is imported
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}  # read when vLLM is imported
+    added = wanted.keys() - os.environ.keys()
+    os.environ.update({name: wanted[name] for name in added})
+    level = os.environ["VLLM_LOGGING_LEVEL"]
     loggers = [logging.getLogger(name) for name in ("vllm", "kvlens")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -75,6 +77,8 @@ def _quiet() -> Iterator[None]:
     try:
         yield
     finally:
+        for name in added:
+            os.environ.pop(name, None)
         for logger, old in zip(loggers, before, strict=True):
             logger.setLevel(old)
 

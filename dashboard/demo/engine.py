@@ -31,6 +31,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONHASHSEED": "0",
+    "VLLM_LOGGING_LEVEL": "INFO",  # what failed is looked up in the log
 }
 _PROBE = """
 import importlib.metadata as metadata, importlib.util as util

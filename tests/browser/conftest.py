@@ -14,8 +14,9 @@ from kvlens.dashboard.serve import running
 from kvlens.dashboard.settings import Settings
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
+    """One per module: while Playwright is open, asyncio refuses to run in this thread."""
     path = executable()
     if path is None:
         pytest.skip("no chromium: apt-get install chromium, or set KVLENS_TEST_CHROMIUM")
