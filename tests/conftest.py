@@ -39,5 +39,5 @@ def _settings_are_left_as_found() -> Iterator[None]:
 
 
 def _settings() -> dict[str, str]:
-    ours = ("HF_", "KVLENS_", "OTEL_", "PROMETHEUS_", "PYTHON", "VLLM_")
+    ours = ("HF_", "KVLENS_", "OTEL_", "PROMETHEUS_", "PYTHON", "VLLM_LOGGING_")
     return {name: value for name, value in os.environ.items() if name.startswith(ours)}
