@@ -56,3 +56,13 @@ RECORDS := 1000000
 .PHONY: bench-dashboard
 bench-dashboard: environments
 	@$(VENV)/python benchmarks/dashboard.py --records $(RECORDS) $(ARGS)
+
+# 200 random conversations with each kind of model: reloaded KV against recomputed (docs/canary.md).
+CONVERSATIONS := 200
+.PHONY: canary acceptance
+canary: environments
+	@$(VENV)/python benchmarks/canary.py --conversations $(CONVERSATIONS) $(ARGS)
+
+# What share of a drafter's guesses is accepted when its KV is reloaded.
+acceptance: environments
+	@$(VENV)/python benchmarks/draft_acceptance.py $(ARGS)

@@ -67,6 +67,12 @@ def _parser() -> argparse.ArgumentParser:
         help="interpreter with vLLM 0.29.0 and kvlens (default: $KVLENS_DEMO_ENGINE_PYTHON, "
         "else .venv-affected/bin/python)",
     )
+    demo.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="what that vLLM runs on (default: %(default)s; docs/gpu.md)",
+    )
     demo.set_defaults(run=_demo)
 
     simulate = commands.add_parser(
@@ -146,7 +152,55 @@ def _parser() -> argparse.ArgumentParser:
         "--bundle", metavar="FILE", type=Path, help="write one redacted file for a bug report"
     )
     doctor.set_defaults(run=_doctor)
+    _add_canary(commands)
     return parser
+
+
+def _add_canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    canary = commands.add_parser(
+        "canary",
+        help="check on a running vLLM server that reloaded KV gives the same answers",
+        description="Have random conversations with a vLLM server, push them out of its GPU "
+        "cache, ask again, and compare with what it computes anew, token for token "
+        "(docs/canary.md). Exit code 0 if nothing differs, 1 on a mismatch, 2 if it cannot run, "
+        "3 if nothing was reloaded, so that nothing is shown.",
+    )
+    canary.add_argument("url", metavar="URL", help="address of the server: http://host:port")
+    for name, default, meaning in (
+        ("conversations", 20, "how many"),
+        ("seed", 0, "the same seed gives the same conversations"),
+        ("turns", 4, "of a conversation, at most"),
+        ("output-tokens", 16, "of each answer"),
+        ("vocab", 500, "prompts are made of token ids below it"),
+    ):
+        canary.add_argument(
+            f"--{name}",
+            metavar="N",
+            type=_count if name != "seed" else _natural,
+            default=default,
+            help=f"{meaning} (default: {default})",
+        )
+    canary.add_argument(
+        "--prompt-tokens",
+        metavar="N",
+        type=_count,
+        help="of the longest prompts (default: what the model takes, at most 4096)",
+    )
+    canary.add_argument("--json", metavar="FILE", type=Path, help="write the report to FILE")
+    canary.set_defaults(run=_canary)
+
+
+def _natural(text: str) -> int:
+    if not text.isdecimal() or len(text) > 18:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
+    return int(text)
+
+
+def _count(text: str) -> int:
+    number = _natural(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than 1")
+    return number
 
 
 def _port(text: str) -> int:
@@ -188,6 +242,7 @@ def _demo(options: argparse.Namespace) -> int:
             serve=not options.no_serve,
             json_path=options.json,
             engine_python=options.engine_python,
+            device=options.device,
         )
     )
 
@@ -266,6 +321,23 @@ def _doctor(options: argparse.Namespace) -> int:
     from kvlens.dashboard.doctor import command
 
     return command.run(options.sources, options.wait, options.json, options.bundle)
+
+
+def _canary(options: argparse.Namespace) -> int:
+    from kvlens.dashboard.canary import command
+
+    return command.run(
+        command.CanaryOptions(
+            url=options.url,
+            conversations=options.conversations,
+            seed=options.seed,
+            turns=options.turns,
+            prompt_tokens=options.prompt_tokens,
+            output_tokens=options.output_tokens,
+            vocab=options.vocab,
+            json_path=options.json,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from kvlens.dashboard.demo.process import Child, DemoError, Supervisor
 ENGINE_PYTHON = "KVLENS_DEMO_ENGINE_PYTHON"
 AFFECTED_ENVIRONMENT = ".venv-affected"
 MODEL_NAME = "random-hybrid"
+CPU, CUDA = DEVICES = ("cpu", "cuda")
 START_SECONDS = 300.0
 _MIB = 1024 * 1024
 _ENVIRONMENT = {
@@ -33,6 +34,17 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "VLLM_LOGGING_LEVEL": "INFO",  # what failed is looked up in the log
 }
+_HOST_MEMORY = {
+    "spec_name": "HostMemoryOffloadingSpec",
+    "spec_module_path": "kvlens.connector.host_memory",
+}
+"""vLLM's own spec has no worker for a CPU device."""
+_ON_CUDA = (
+    # vLLM's default on the CPU, for which the numbers of blocks are made.
+    *("--block-size", "128"),
+    # Not every attention backend takes float32.
+    *("--attention-backend", "TRITON_ATTN"),
+)
 _PROBE = """
 import importlib.metadata as metadata, importlib.util as util
 assert util.find_spec("vllm"), "vLLM is not installed there"
@@ -71,6 +83,12 @@ class EngineOptions:
     """More of ``kv_connector_extra_config``."""
     arguments: tuple[str, ...] = ()
     """More command-line arguments of the server."""
+    speculative: bool = True
+    """Whether the model's drafter speculates."""
+    device: str = CPU
+    """:data:`CPU` or :data:`CUDA`."""
+    dtype: str = "float32"
+    """In float32 the same prompt gives the same greedy output, reloaded or recomputed."""
     env: dict[str, str] = field(default_factory=dict)
 
 
@@ -122,20 +140,14 @@ def write_model(python: str, folder: Path, size: str) -> None:
 
 def command(options: EngineOptions, port: int) -> list[str]:
     """Command line of the server."""
-    speculative = {
-        "method": "eagle",
-        "model": str(model.drafter_folder(options.model)),
-        "num_speculative_tokens": 2,
-    }
-    transfer = {
+    transfer: dict[str, Any] = {
         "kv_connector": options.connector,
         "kv_role": "kv_both",
         "engine_id": options.engine_id,
         "kv_connector_extra_config": {
             "cpu_bytes_to_use": options.pool_bytes,
             "block_size": options.chunk_tokens,
-            "spec_name": "HostMemoryOffloadingSpec",
-            "spec_module_path": "kvlens.connector.host_memory",
+            **(_HOST_MEMORY if options.device == CPU else {}),
             "kvlens": options.kvlens,
             **options.extra_config,
         },
@@ -148,16 +160,25 @@ def command(options: EngineOptions, port: int) -> list[str]:
         *("--host", "127.0.0.1", "--port", str(port)),
         *("--model", str(model.target_folder(options.model))),
         *("--served-model-name", MODEL_NAME),
-        # In float32 the same prompt gives the same greedy output, reloaded or recomputed.
-        *("--dtype", "float32", "--enforce-eager"),
+        *("--dtype", options.dtype, "--enforce-eager"),
         *("--max-model-len", str(options.max_model_len)),
         *("--max-num-batched-tokens", str(options.max_model_len)),
         *("--max-num-seqs", "4"),
         *("--num-gpu-blocks-override", str(options.gpu_blocks)),
-        *("--speculative-config", json.dumps(speculative)),
+        *(_speculation(options) if options.speculative else ()),
         *("--kv-transfer-config", json.dumps(transfer)),
+        *(_ON_CUDA if options.device == CUDA else ()),
         *options.arguments,
     ]
+
+
+def _speculation(options: EngineOptions) -> tuple[str, str]:
+    speculative = {
+        "method": "eagle",
+        "model": str(model.drafter_folder(options.model)),
+        "num_speculative_tokens": 2,
+    }
+    return "--speculative-config", json.dumps(speculative)
 
 
 @dataclass(frozen=True)

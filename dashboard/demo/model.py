@@ -1,24 +1,43 @@
-"""A hybrid model with random weights and an EAGLE drafter, generated locally.
+"""Models with random weights and an EAGLE drafter, generated locally.
 
 Full-attention and sliding-window layers mix, so vLLM makes several KV-cache
 groups; the drafter turns the block drop of speculative decoding on.
 Weights are scaled as in a trained model, so that what is generated depends on
 the whole prompt: reloaded KV that was wrong would change the output.
 
-Run as a module by the engine's interpreter, which has NumPy and safetensors::
+Run as a module by the engine's interpreter, which has NumPy and safetensors,
+with the name of a size in :data:`SIZES`::
 
-    python -m kvlens.dashboard.demo.model FOLDER demo|tiny
+    python -m kvlens.dashboard.demo.model FOLDER demo
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Weights = dict[str, NDArray[np.float32]]
+
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
+
+
+class Family(str, Enum):
+    """How a model is built."""
+
+    ATTENTION = "attention"
+    """Olmo 3, which mixes full attention and windows, and an EAGLE drafter."""
+    RECURRENT = "recurrent"
+    """Qwen3-Next: gated delta nets (GDN) beside full attention; no drafter."""
+    FORESEEN = "foreseen"
+    """Llama and a drafter that knows what it will say: see ``foreseen.py``."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +55,9 @@ class ModelSize:
     """Kinds of layers, repeated until there are ``layers`` of them."""
     sliding_window: int = 128
     max_tokens: int = 8192
+    family: Family = Family.ATTENTION
+    drafter_remembers: bool = True
+    """False, in :attr:`Family.FORESEEN`: the drafter's attention adds nothing."""
 
 
 DEMO = ModelSize(
@@ -60,7 +82,24 @@ TINY = ModelSize(
     pattern=(SLIDING, FULL),
 )
 """Under 1 M weights: for tests, where only the bookkeeping matters."""
-SIZES = {"demo": DEMO, "tiny": TINY}
+TINY_RECURRENT = replace(
+    TINY,
+    pattern=(LINEAR, LINEAR, FULL),
+    family=Family.RECURRENT,
+    # vLLM makes attention's blocks as large as a state: with these, 128 tokens.
+    kv_heads=4,
+    head_dim=128,
+)
+FORESEEN = replace(TINY, pattern=(FULL, SLIDING), family=Family.FORESEEN)
+SIZES = {
+    "demo": DEMO,
+    "tiny": TINY,
+    "tiny-full": replace(TINY, pattern=(FULL,)),
+    "tiny-recurrent": TINY_RECURRENT,
+    "foreseen": FORESEEN,
+    "foreseen-full": replace(FORESEEN, pattern=(FULL,)),
+    "foreseen-forgetful": replace(FORESEEN, drafter_remembers=False),
+}
 FIRST_WORD = 3
 """Ids below it are the unknown, begin and end tokens."""
 
@@ -76,21 +115,36 @@ def drafter_folder(folder: Path) -> Path:
 
 
 def write(folder: Path, size: ModelSize, seed: int = 0) -> None:
-    """Write target and drafter (config, tokenizer, weights) below ``folder``."""
-    for path, config, shapes in (
-        (target_folder(folder), target_config(size), _target_shapes(size)),
-        (drafter_folder(folder), drafter_config(size), _drafter_shapes(size)),
-    ):
-        path.mkdir(parents=True, exist_ok=True)
-        _write_json(path / "config.json", config)
-        _write_weights(path / "model.safetensors", shapes, seed)
-    _write_tokenizer(target_folder(folder), size)
+    """Write target and, but for recurrent ones, drafter (config, tokenizer, weights)."""
+    target, drafter = target_folder(folder), drafter_folder(folder)
+    if size.family is Family.RECURRENT:
+        from kvlens.dashboard.demo import recurrent
+
+        save(target, recurrent.config(size), recurrent.weights(size, seed))
+    elif size.family is Family.FORESEEN:
+        from kvlens.dashboard.demo import foreseen
+
+        save(target, foreseen.target_config(size), foreseen.target_weights(size, seed))
+        save(drafter, drafter_config(size), foreseen.drafter_weights(size, seed))
+    else:
+        save(target, target_config(size), random_weights(_target_shapes(size), seed))
+        save(drafter, drafter_config(size), random_weights(_drafter_shapes(size), seed))
+    _write_tokenizer(target, size)
+
+
+def save(folder: Path, config: dict[str, Any], weights: Weights) -> None:
+    """Write one model's files."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", config)
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
 
 
 def target_config(size: ModelSize) -> dict[str, Any]:
     """Olmo 3: some layers attend to everything, the others to a window."""
     return {
-        **_shared_config(size),
+        **shared_config(size),
         "architectures": ["Olmo3ForCausalLM"],
         "model_type": "olmo3",
         "num_hidden_layers": size.layers,
@@ -103,14 +157,15 @@ def target_config(size: ModelSize) -> dict[str, Any]:
 def drafter_config(size: ModelSize) -> dict[str, Any]:
     """One Llama layer over the target's hidden states, as EAGLE has it."""
     return {
-        **_shared_config(size),
+        **shared_config(size),
         "architectures": ["EagleLlamaForCausalLM"],
         "model_type": "llama",
         "num_hidden_layers": 1,
     }
 
 
-def _shared_config(size: ModelSize) -> dict[str, Any]:
+def shared_config(size: ModelSize) -> dict[str, Any]:
+    """What all configurations here have in common."""
     return {
         "hidden_size": size.hidden,
         "intermediate_size": size.intermediate,
@@ -129,7 +184,8 @@ def _shared_config(size: ModelSize) -> dict[str, Any]:
     }
 
 
-def _layer_shapes(size: ModelSize, prefix: str) -> dict[str, tuple[int, ...]]:
+def layer_shapes(size: ModelSize, prefix: str) -> dict[str, tuple[int, ...]]:
+    """Weights of a Llama layer that are named alike in all models here."""
     queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
     return {
         f"{prefix}.self_attn.q_proj.weight": (queries, size.hidden),
@@ -151,7 +207,7 @@ def _target_shapes(size: ModelSize) -> dict[str, tuple[int, ...]]:
     }
     for layer in range(size.layers):
         prefix = f"model.layers.{layer}"
-        shapes |= _layer_shapes(size, prefix)
+        shapes |= layer_shapes(size, prefix)
         shapes |= {
             f"{prefix}.self_attn.q_norm.weight": (size.heads * size.head_dim,),
             f"{prefix}.self_attn.k_norm.weight": (size.kv_heads * size.head_dim,),
@@ -161,12 +217,12 @@ def _target_shapes(size: ModelSize) -> dict[str, tuple[int, ...]]:
 
 
 def _drafter_shapes(size: ModelSize) -> dict[str, tuple[int, ...]]:
-    return {"fc.weight": (size.hidden, 2 * size.hidden), **_layer_shapes(size, "layers.0")}
+    return {"fc.weight": (size.hidden, 2 * size.hidden), **layer_shapes(size, "layers.0")}
 
 
-def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
+def random_weights(shapes: dict[str, tuple[int, ...]], seed: int) -> Weights:
+    """Matrices scaled by their fan-in; vectors, which are gains of norms, are ones."""
     import numpy as np
-    from safetensors.numpy import save_file
 
     generator = np.random.default_rng(seed)
     weights = {}
@@ -176,7 +232,7 @@ def _write_weights(path: Path, shapes: dict[str, tuple[int, ...]], seed: int) ->
         else:
             values = generator.standard_normal(shape, dtype=np.float32)
             weights[name] = values * np.float32(shape[-1] ** -0.5)
-    save_file(weights, str(path), metadata={"format": "pt"})
+    return weights
 
 
 def _write_tokenizer(folder: Path, size: ModelSize) -> None:

@@ -39,6 +39,8 @@ class DemoOptions:
     """Leave the dashboard up at the end."""
     json_path: Path | None = None
     engine_python: str | None = None
+    device: str = engine.CPU
+    """Where the engine runs, one of :data:`engine.DEVICES`."""
 
 
 def run(options: DemoOptions) -> int:
@@ -111,6 +113,7 @@ class Demo:
             chunk_tokens=CHUNK_TOKENS,
             gpu_blocks=GPU_BLOCKS,
             max_model_len=MAX_MODEL_LEN,
+            device=self._options.device,
             kvlens={"lookup": lookup, "otlp_endpoint": self._dashboard.url},
         )
         with self._console.status(f"arm {name}: starting vLLM (about half a minute)"):

@@ -1,4 +1,4 @@
-"""The same traffic on each engine, with vLLM's own lookup and with the corrected one.
+"""The same traffic on each engine, with vLLM's own lookup and with those of kvlens.
 
 Eight prompts of 1,100 tokens, of which the GPU cache holds two; then the first again.
 """
@@ -23,8 +23,9 @@ PLAN = Plan(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=mo
 REQUESTS = PLAN.documents + 1
 SERVABLE = 1024
 """Two chunks of 512 tokens."""
-STOCK, CORRECTED = "stock", "corrected"
+STOCK, CORRECTED, EXACT = "stock", "corrected", "exact"
 RUNS = [(version, lookup) for version in SERVERS for lookup in (STOCK, CORRECTED)]
+RUNS += [(version, EXACT) for version in (AFFECTED, NEWEST)]
 RunOf = Callable[[str, str], "Run"]
 
 
@@ -92,6 +93,11 @@ def test_an_affected_engine_serves_them_when_corrected(run_of: RunOf, version: s
 @pytest.mark.parametrize("lookup", [STOCK, CORRECTED])
 def test_the_newest_engine_serves_them_either_way(run_of: RunOf, lookup: str) -> None:
     check_all_served(run_of(NEWEST, lookup))
+
+
+@pytest.mark.parametrize("version", [AFFECTED, NEWEST])
+def test_exact_lookups_serve_them(run_of: RunOf, version: str) -> None:
+    check_all_served(run_of(version, EXACT))
 
 
 def check_all_served(run: Run) -> None:

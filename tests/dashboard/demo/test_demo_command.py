@@ -131,9 +131,28 @@ def test_the_interpreter_is_found_by_environment_then_beside_the_checkout(
     assert engine.find_python() == str(beside)
 
 
-@pytest.mark.parametrize("size", model.SIZES.values())
+@pytest.mark.parametrize("size", [model.DEMO, model.TINY])
 def test_a_model_has_windows_beside_full_attention(size: model.ModelSize) -> None:
     kinds = model.target_config(size)["layer_types"]
     assert len(kinds) == size.layers
     assert set(kinds) == {model.FULL, model.SLIDING}
     assert size.heads % size.kv_heads == 0
+
+
+def test_a_gpu_gets_the_stock_offloading_spec_and_a_float32_backend(tmp_path: Path) -> None:
+    options = {
+        "python": "python",
+        "model": tmp_path,
+        "engine_id": "test",
+        "chunk_tokens": 896,
+        "gpu_blocks": 230,
+        "max_model_len": 4608,
+    }
+    on_cpu = engine.command(engine.EngineOptions(**options), 1)
+    on_cuda = engine.command(engine.EngineOptions(**options, device="cuda"), 1)
+    assert "HostMemoryOffloadingSpec" in " ".join(on_cpu)
+    assert "kvlens.connector.host_memory" not in " ".join(on_cuda)
+    assert "spec_name" not in " ".join(on_cuda)
+    assert on_cuda[on_cuda.index("--block-size") + 1] == "128"
+    assert on_cuda[on_cuda.index("--attention-backend") + 1] == "TRITON_ATTN"
+    assert not {"--block-size", "--attention-backend"} & set(on_cpu)

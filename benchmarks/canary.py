@@ -1,0 +1,163 @@
+"""`make canary`: random conversations with real servers, reloaded KV against recomputed.
+
+    python benchmarks/canary.py [--only NAME,…] [--conversations 200] [--results FILE]
+                                [--update docs/canary.md]
+
+One vLLM server after another, each with a random model of another kind, and `kvlens
+canary` on it. FILE keeps the results of earlier runs: what is run replaces its row.
+Exit code 1 if a row is not ok.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from run import BEGIN, END, table
+
+from kvlens.connector import versions
+from kvlens.dashboard.canary.command import CanaryOptions, examine
+from kvlens.dashboard.canary.report import text
+from kvlens.dashboard.demo import engine, model
+from kvlens.dashboard.demo.process import Supervisor
+
+ROOT = Path(__file__).resolve().parents[1]
+NEWEST, AFFECTED = "0.32.0", "0.29.0"
+CHUNK_TOKENS, GPU_BLOCKS, MAX_MODEL_LEN = 128, 96, 1536
+PROMPT_TOKENS, OUTPUT_TOKENS, TURNS = 900, 16, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: a model on an engine."""
+
+    kind: str
+    size: str
+    eagle: bool
+    version: str = NEWEST
+    lookup: str = "corrected"
+    dtype: str = "float32"
+
+    @property
+    def name(self) -> str:
+        parts = (self.size, "eagle" if self.eagle else "plain", self.version, self.lookup)
+        return "-".join(parts)
+
+
+FULL, HYBRID, GDN = "full attention", "full attention and sliding windows", "GDN and full attention"
+CASES = [
+    Case(FULL, "tiny-full", False),
+    Case(FULL, "tiny-full", True),
+    Case(HYBRID, "tiny", False),
+    Case(HYBRID, "tiny", True),
+    Case(GDN, "tiny-recurrent", False, dtype="bfloat16"),
+    Case(HYBRID, "tiny", True, lookup="exact"),
+    Case(GDN, "tiny-recurrent", False, lookup="exact", dtype="bfloat16"),
+    Case(FULL, "tiny-full", True, version=AFFECTED),
+    Case(HYBRID, "tiny", True, version=AFFECTED),
+]
+BY_NAME = {case.name: case for case in CASES}
+
+
+def python_of(version: str) -> str:
+    folder = next(item.folder for item in versions.SUPPORTED if item.version == version)
+    return str(ROOT / folder / "bin" / "python")
+
+
+def run(case: Case, conversations: int, folder: Path) -> dict[str, Any]:
+    """Start the server, talk to it, and return the row."""
+    options = engine.EngineOptions(
+        python=python_of(case.version),
+        model=folder / case.size,
+        engine_id="canary",
+        chunk_tokens=CHUNK_TOKENS,
+        gpu_blocks=GPU_BLOCKS,
+        max_model_len=MAX_MODEL_LEN,
+        kvlens={"lookup": case.lookup},
+        speculative=case.eagle,
+        dtype=case.dtype,
+        # Off by default where layers are recurrent.
+        arguments=("--enable-prefix-caching",),
+        env={"VLLM_SERVER_DEV_MODE": "1"},
+    )
+    engine.write_model(sys.executable, folder / case.size, case.size)
+    began = time.monotonic()
+    with Supervisor() as supervisor:
+        server = engine.start(supervisor, options, folder / f"{case.name}.log")
+        report = examine(
+            CanaryOptions(
+                url=server.url,
+                conversations=conversations,
+                seed=0,
+                turns=TURNS,
+                prompt_tokens=PROMPT_TOKENS,
+                output_tokens=OUTPUT_TOKENS,
+                vocab=model.SIZES[case.size].vocab,
+            )
+        )
+    print(f"{case.name}: {text(report)}", flush=True)
+    return {**report.as_dict(), "seconds": round(time.monotonic() - began)}
+
+
+def rows(results: dict[str, dict[str, Any]]) -> list[list[str]]:
+    found = []
+    for name, case in BY_NAME.items():
+        if (row := results.get(name)) is None:
+            continue
+        found.append(
+            [
+                case.kind, case.dtype, "EAGLE" if case.eagle else "none", case.version,
+                case.lookup, f"{row['conversations']:,} ({row['reloaded_conversations']:,})",
+                f"{row['reloaded_answers']:,} of {row['answers']:,}",
+                f"{row['served_tokens']:,}", f"{row['rounded_answers']:,}",
+                f"{row['unstable_answers']:,}", f"{len(row['mismatches']):,}", row["status"],
+            ]
+        )  # fmt: skip
+    return found
+
+
+HEAD = [
+    "layers", "precision", "speculation", "vLLM", "lookup", "conversations (with reloads)",
+    "answers that used reloaded KV", "tokens reloaded", "rounded", "left out", "mismatches",
+    "result",
+]  # fmt: skip
+
+
+def update(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    page = path.read_text()
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    path.write_text(f"{before}{BEGIN}\n{table(HEAD, rows(results))}\n{END}{after}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", help=f"of {', '.join(BY_NAME)}")
+    parser.add_argument("--conversations", type=int, default=200)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--update", type=Path)
+    options = parser.parse_args()
+    names = options.only.split(",") if options.only else list(BY_NAME)
+    if unknown := set(names) - set(BY_NAME):
+        parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
+    kept = options.results is not None and options.results.exists()
+    results = json.loads(options.results.read_text()) if kept else {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            results[name] = run(BY_NAME[name], options.conversations, Path(folder))
+            if options.results is not None:
+                options.results.write_text(json.dumps(results, indent=1))
+    if options.update is not None:
+        update(options.update, results)
+    print(table(HEAD, rows(results)))
+    return int(any(results[name]["status"] != "ok" for name in names))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""``kvlens canary``: is reloaded KV right? The same greedy prompts, reloaded and recomputed."""
