@@ -36,8 +36,8 @@ class LoggedStats(OffloadingConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """vLLM's own values only."""
-        values = super().reduce()
-        return {k: v for k, v in values.items() if k.split(":", 1)[0] not in METRICS_BY_NAME}
+        ours = tuple(METRICS_BY_NAME)  # labels or a histogram's parts may follow the name
+        return {k: v for k, v in super().reduce().items() if not k.startswith(ours)}
 
 
 def merge(stats: Any, payload: Payload | None) -> Any:
@@ -45,7 +45,7 @@ def merge(stats: Any, payload: Payload | None) -> Any:
     if payload is None:
         return stats
     if stats is None:
-        stats = LoggedStats()
+        stats = OffloadingConnectorStats()  # MultiConnector wants one type for all of a connector's
     stats.data[_TYPES].update(payload.types)
     stats.data[_DATA].update(payload.data)
     return stats

@@ -234,6 +234,7 @@ class Assembler:
         if job is None:
             return
         job.record.completed_at = self._wall(fact.time_ns)
+        self._observe_transfer(job, semconv.DIRECTION_STORE)
         self._store_jobs.end(job)
         if (request := self._find(job.request_id)) is not None:
             request.pending_jobs -= 1
@@ -249,21 +250,22 @@ class Assembler:
             self._metrics.observe(
                 semconv.RELOAD_LATENCY, job.record.latency, trace_id=self._trace_of(job)
             )
+        self._observe_transfer(job, semconv.DIRECTION_LOAD)
         self._load_jobs.end(job)
 
     def _transferred(self, fact: facts.Transferred) -> None:
-        for jobs, direction in (
-            (self._store_jobs, semconv.DIRECTION_STORE),
-            (self._load_jobs, semconv.DIRECTION_LOAD),
-        ):
-            job = jobs.of_id(fact.job_id)
-            if job is not None:
-                job.record.bytes = fact.bytes
-                job.record.transfer_seconds = fact.seconds
-                self._metrics.observe(
-                    semconv.TRANSFER_SECONDS, fact.seconds, (direction,), self._trace_of(job)
-                )
-                return
+        job = self._store_jobs.of_id(fact.job_id) or self._load_jobs.of_id(fact.job_id)
+        if job is not None:
+            # Each worker may report in a step of its own; the slowest is as long as it all took.
+            record = job.record
+            record.bytes = (record.bytes or 0) + fact.bytes
+            record.transfer_seconds = max(record.transfer_seconds or 0.0, fact.seconds)
+
+    def _observe_transfer(self, job: transfers.Job[Any], direction: str) -> None:
+        """All workers have done their part of a job."""
+        if (seconds := job.record.transfer_seconds) is not None:
+            trace_id = self._trace_of(job)
+            self._metrics.observe(semconv.TRANSFER_SECONDS, seconds, (direction,), trace_id)
 
     def _trace_of(self, job: transfers.Job[Any]) -> str:
         request = self._open.get(job.request_id)

@@ -113,6 +113,7 @@ def test_vllms_log_leaves_ours_out():
     stats.increase_counter("vllm:kv_offload_load_bytes", 5)
     sink = StatsSink(engine_info())
     sink.count(semconv.LOOKUPS, 2, ("miss",))
+    sink.observe(semconv.LOOKUP_SECONDS, 1e-5)
     merged = prom.merge(stats, sink.take())
     assert merged.reduce() == {"vllm:kv_offload_load_bytes": 5}
 

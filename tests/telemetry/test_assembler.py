@@ -67,6 +67,24 @@ def test_a_cold_request_then_the_same_served():
     assert run.numbers.gauges[semconv.RESIDENT_CHUNKS.name, ("0", "full_attention")] == 8
 
 
+def test_a_job_of_two_ranks_counts_once():
+    """Tensor parallel: each rank reports its part, perhaps in different steps."""
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    run.add("b", 130)
+    run.look("b", "doc", 130, 128, [(0, 8, None), (1, 2, 2)])
+    keys = set(run.keys("doc", 130)[0])
+    job = run.admit("b", 128, keys)
+    run.say(facts.TRANSFERRED, job, 4096, 0.5)
+    assert run.numbers.samples.get((semconv.TRANSFER_SECONDS.name, ("load",))) is None
+    run.say(facts.TRANSFERRED, job, 4096, 0.25)
+    run.say(facts.LOADED, keys)
+    run.finish("b", "doc", 130)
+    _, served = run.settle()
+    assert [(load.bytes, load.transfer_seconds) for load in served.loads] == [(8192, 0.5)]
+    assert run.numbers.samples[semconv.TRANSFER_SECONDS.name, ("load",)] == [0.5]
+
+
 def test_every_group_a_drafter_loses_the_request():
     """F7-like: all groups popped, the recurrent one has nothing left."""
     run = Engine(engine(layout=layout(drafters_used=(0, 1)), block_drop=True, widens=False))
