@@ -30,7 +30,7 @@ from kvlens.dashboard.demo.process import Supervisor
 ROOT = Path(__file__).resolve().parents[1]
 NEWEST, AFFECTED = "0.32.0", "0.29.0"
 CHUNK_TOKENS, GPU_BLOCKS, MAX_MODEL_LEN = 128, 96, 1536
-PROMPT_TOKENS, OUTPUT_TOKENS, TURNS = 900, 16, 4
+PROMPT_TOKENS, OUTPUT_TOKENS, TURNS = 600, 8, 4
 
 
 @dataclass(frozen=True)

@@ -36,10 +36,12 @@ class Client:
     def __init__(self, address: str, api_key: str | None = None) -> None:
         """Raises :class:`CanaryError` for an address that cannot be one."""
         try:
-            self._metrics = metrics_url(address)
+            url = metrics_url(address)
         except ValueError as error:
             raise CanaryError(str(error)) from error
-        self._base = self._metrics.removesuffix("/metrics").removesuffix("/v1")
+        # Either address that people have at hand will do.
+        self._base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+        self._metrics = f"{self._base}/metrics"
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(timeout=TIMEOUT_SECONDS, trust_env=False, headers=headers)
         self.model = ""

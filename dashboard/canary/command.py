@@ -14,7 +14,7 @@ from kvlens.dashboard.canary.plan import FIRST_TOKEN, Plan
 from kvlens.dashboard.canary.report import Report, Status, text
 from kvlens.dashboard.canary.run import run as play
 
-OK, MISMATCH, USAGE, INCONCLUSIVE = 0, 1, 2, 3
+OK, MISMATCH, USAGE, INCONCLUSIVE, INTERRUPTED = 0, 1, 2, 3, 130
 API_KEY: Final = "VLLM_API_KEY"
 MOST_PROMPT_TOKENS: Final = 4096
 _CODES: Final = {
@@ -50,6 +50,9 @@ def run(options: CanaryOptions) -> int:
     except CanaryError as error:
         print(f"kvlens canary: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        print("kvlens canary: ended before it was done", file=sys.stderr)
+        return INTERRUPTED
     print(text(report))
     return _CODES[report.status]
 

@@ -65,9 +65,9 @@ class Conversation:
     number: int
     said: list[list[int]]
     """What the user says in each turn."""
-    prompts: list[list[int]] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list, init=False)
     """What was asked in each turn so far: all that was said and answered before it."""
-    _history: list[int] = field(default_factory=list)
+    _history: list[int] = field(default_factory=list, init=False)
 
     def begin(self, turn: int) -> None:
         """Make the prompt of the next turn."""

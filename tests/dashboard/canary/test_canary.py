@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -274,3 +276,19 @@ def test_bad_numbers_are_bad_usage(arguments: list[str]) -> None:
 def test_a_key_is_taken_from_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     assert main(["canary", serve(Behaviour(api_key="secret")), *SMALL]) == OK
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/", "/metrics"])
+def test_any_address_of_the_server_will_do(serve: Serve, end: str) -> None:
+    assert main(["canary", serve(Behaviour()) + end, *SMALL]) == OK
+
+
+def test_ctrl_c_ends_it_without_a_traceback(
+    serve: Serve, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(asked: Asked) -> list[int]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return asked.right()
+
+    assert main(["canary", serve(Behaviour(answer=interrupted)), *SMALL]) == 130
+    assert "ended before it was done" in capsys.readouterr().err
