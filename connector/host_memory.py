@@ -9,6 +9,7 @@ real blocks, real bytes, asynchronous as on a GPU.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -29,11 +30,20 @@ class HostMemoryWorker(OffloadingWorker):
     ``(slots, blocks_per_chunk, page bytes)``.
     """
 
-    def __init__(self, kv_caches: Any, blocks_per_chunk: int, slots: int) -> None:
+    def __init__(
+        self,
+        kv_caches: Any,
+        blocks_per_chunk: int,
+        slots: int,
+        allocate: Callable[[int, int], torch.Tensor] | None = None,
+    ) -> None:
+        """``allocate`` gives the memory of one tensor, ``(slots, bytes)``; else it is its own."""
         self._caches = kv_caches
         self._blocks_per_chunk = blocks_per_chunk
         self._mirrors = [
-            torch.zeros((slots, blocks_per_chunk, item.page_size_bytes), dtype=torch.int8)
+            (allocate or _zeros)(slots, blocks_per_chunk * item.page_size_bytes).view(
+                slots, blocks_per_chunk, item.page_size_bytes
+            )
             for item in kv_caches.tensors
         ]
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kvlens-copy")
@@ -105,6 +115,10 @@ class HostMemoryWorker(OffloadingWorker):
             )
             gpu_at += count
             host_at += slot_count
+
+
+def _zeros(slots: int, size: int) -> torch.Tensor:
+    return torch.zeros((slots, size), dtype=torch.int8)
 
 
 class HostMemoryOffloadingSpec(CPUOffloadingSpec):
