@@ -75,22 +75,22 @@ class FlightFiles:
     def _open(self) -> int:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._make_room()
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        while True:
-            path = self.folder / f"{self._prefix}{self._number:06d}{fmt.SUFFIX}"
-            try:
-                fd = os.open(path, flags, 0o600)
-                break
-            except FileExistsError:
-                self._number += 1
+        while (path := self.folder / f"{self._prefix}{self._number:06d}{fmt.SUFFIX}").exists():
+            self._number += 1
         header = fmt.header(self._info, self._number)
+        # A file has its name once its header is complete: readers of the folder find no stub.
+        unnamed = path.with_suffix(".new")
+        unnamed.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(unnamed, flags, 0o600)
         try:
             with contextlib.suppress(OSError):  # no locks on this file system: see _in_use
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write(fd, header)
+            unnamed.rename(path)
         except OSError:
             os.close(fd)
-            path.unlink(missing_ok=True)
+            unnamed.unlink(missing_ok=True)
             raise
         status = os.fstat(fd)
         self._path, self._identity = path, (status.st_dev, status.st_ino)

@@ -11,6 +11,7 @@ from recording import engine
 
 from kvlens.telemetry import flight_format as fmt
 from kvlens.telemetry.flight_reader import FlightFile, FlightFileError
+from kvlens.telemetry.sinks import flight_files
 from kvlens.telemetry.sinks.flight_files import SHARE, FlightFiles
 
 
@@ -199,3 +200,20 @@ def test_a_file_is_read_while_it_is_written(tmp_path):
     taken.append(frame)
     assert len(entries(tmp_path)) == 2
     taken.close()
+
+
+def test_a_file_has_its_name_only_with_a_complete_header(tmp_path, monkeypatch):
+    """Whoever reads the folder, at any moment or after a kill, finds no stub."""
+    seen = []
+
+    def write(fd, data):
+        seen.append(list(tmp_path.glob("*.kvlens")))
+        os.write(fd, data)
+
+    monkeypatch.setattr(flight_files, "_write", write)
+    made = FlightFiles(tmp_path, engine(), 8 * MIB)
+    made.append(b"")
+    made.close()
+    assert seen[0] == []
+    assert [path.suffix for path in tmp_path.iterdir()] == [".kvlens"]
+    assert files(tmp_path)[0].engine == engine()
