@@ -211,6 +211,11 @@ def persistent_tier(spec: Any) -> bool:
     return any(tier.get("type") not in _VOLATILE_TIERS for tier in tiers)
 
 
+def lower_tiers(offloading_scheduler: Any) -> bool:
+    """Whether there are tiers below the one that chunks are loaded from."""
+    return bool(getattr(offloading_scheduler.manager, "secondary_tiers", ()))
+
+
 def hash_seed_fixed(vllm_config: Any) -> bool:
     """Whether every process hashes the same prompt alike.
 

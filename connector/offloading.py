@@ -90,6 +90,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             store_threshold=int(spec.extra_config.get("store_threshold", 0)),
             retention_interval=compat.retention_interval(self.connector_scheduler.config),
             persistent_tier=compat.persistent_tier(spec),
+            lower_tiers=compat.lower_tiers(self.connector_scheduler),
             hash_seed_fixed=compat.hash_seed_fixed(vllm_config),
         )
         _announce(info)

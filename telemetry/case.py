@@ -8,7 +8,7 @@ from typing import Any
 
 from kvlens.telemetry.oracle import is_recurrent, servable_boundary
 from kvlens.telemetry.records import GroupLookup, Layout
-from kvlens.telemetry.residency import State
+from kvlens.telemetry.residency import LIVE, State
 from kvlens.telemetry.semconv import Cause, Confidence, Verdict
 
 StateOf = Callable[[int, int], State]
@@ -79,6 +79,8 @@ class Case:
     """Slots that the prompt takes in the tier; every complete chunk by default."""
     persistent_tier: bool = False
     """Whether the tier outlives the engine (disk, object store)."""
+    lower_tiers: bool = False
+    """Whether there are tiers of which nobody tells what is in them."""
     hash_seed_fixed: bool = True
     """Whether block hashes are the same in every process (``PYTHONHASHSEED``)."""
 
@@ -127,6 +129,17 @@ class Case:
             for chunk in range(self.num_tokens // group.tokens_per_chunk):
                 if self.state(group.kv_group, chunk) is state:
                     yield group.kv_group, chunk
+
+    @property
+    def all_known(self) -> bool:
+        """Whether it is known of every complete chunk where it is."""
+        if not self.residency_known or not self.lower_tiers:
+            return self.residency_known
+        return all(
+            self.state(group.kv_group, chunk) in LIVE
+            for group in self.layout.groups
+            for chunk in range(self.num_tokens // group.tokens_per_chunk)
+        )
 
     @property
     def least_cap(self) -> int | None:

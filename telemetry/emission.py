@@ -121,6 +121,7 @@ class Emitter:
             retention_interval=info.retention_interval,
             capacity_chunks=info.capacity_chunks,
             persistent_tier=info.persistent_tier,
+            lower_tiers=info.lower_tiers,
             hash_seed_fixed=info.hash_seed_fixed,
             deferral_seconds=request.deferral_ns / 1e9,
             deferrals=sum(item.count for item in deferred),

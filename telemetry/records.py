@@ -98,6 +98,8 @@ class EngineInfo(Struct):
     """Tokens between the windows that are kept besides a prompt's last; None: all are."""
     persistent_tier: bool = False
     """Whether a tier outlives the engine (files, object store)."""
+    lower_tiers: bool = False
+    """Whether there are tiers below the one that is watched; nobody tells what is in them."""
     hash_seed_fixed: bool = True
     """Whether the same prompt has the same block hashes in every process."""
     schema_version: int = semconv.SCHEMA_VERSION

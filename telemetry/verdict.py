@@ -297,7 +297,8 @@ def _judgement(
     vetoing_group: int | None = None,
     next_step: str = "",
 ) -> Judgement:
-    if not case.residency_known and causes and confidence is Confidence.CERTAIN:
+    doubtful = verdict is not Verdict.UNSAFE and not case.all_known
+    if causes and doubtful and confidence is Confidence.CERTAIN:
         confidence = Confidence.LIKELY  # servable is a lower bound then
     at_lookup, at_store = _losses(case)
     unique = list(dict.fromkeys(causes))

@@ -6,6 +6,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from scheduling import Group, build
 from vllm.v1.core import kv_cache_utils
 
 from kvlens.connector import compat
@@ -24,6 +25,13 @@ from kvlens.connector import compat
 def test_which_tiers_outlive_the_engine(tiers, persistent):
     extra = {} if tiers is None else {"secondary_tiers": tiers}
     assert compat.persistent_tier(SimpleNamespace(extra_config=extra)) is persistent
+
+
+def test_tiers_below_the_watched_one():
+    tiered = SimpleNamespace(manager=SimpleNamespace(secondary_tiers=[object()]))
+    assert compat.lower_tiers(tiered) is True
+    assert compat.lower_tiers(SimpleNamespace(manager=SimpleNamespace(secondary_tiers=[]))) is False
+    assert compat.lower_tiers(build([Group("full_attention", 16)])) is False
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha256_cbor", "xxhash", "xxhash_cbor"])

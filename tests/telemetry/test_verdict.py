@@ -170,6 +170,25 @@ def test_f8_evicted_before_it_came_back():
     assert "293" in said.next_step
 
 
+@pytest.mark.parametrize(
+    ("state", "verdict"), [(E, Verdict.EVICTED), (State.REFUSED, Verdict.UNSTORED)]
+)
+def test_what_lower_tiers_held_is_not_known_for_certain(state, verdict):
+    found = case([full(0, 512)], 10 * 512, {0: run(10, state)}, exit=Exit.MISS)
+    assert (judge(found).verdict, judge(found).confidence) == (verdict, Confidence.CERTAIN)
+    tiered = judge(replace(found, lower_tiers=True))
+    assert (tiered.verdict, tiered.confidence) == (verdict, Confidence.LIKELY)
+
+
+def test_lower_tiers_do_not_matter_where_all_chunks_are_in_the_first():
+    found = case(
+        F1, 2228, {i: run(1) for i in range(4)}, widens=False, load_window=False, vetoing_group=0,
+        exit=Exit.POPPED_OUT, lower_tiers=True,
+    )  # fmt: skip
+    said = judge(found)
+    assert (said.cause, said.confidence) == (Cause.DRAFTER_FALLBACK, Confidence.CERTAIN)
+
+
 def test_partly_evicted_prompt_is_evicted_though_the_rest_was_served():
     found = case([full(0, 512)], 4100, {0: run(2) | run(6, E, 2)}, exit=Exit.SERVED)
     said = judge(found)
