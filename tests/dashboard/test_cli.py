@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,23 @@ def test_a_store_that_cannot_be_opened_is_named(
     (tmp_path / "store.db").write_text("no database at all, but long enough to look at" * 100)
     assert main(["serve", "--port", "0", "--store", str(tmp_path / "store.db")]) == 2
     assert "store.db" in capsys.readouterr().err
+
+
+def test_simulate_starts_again_with_fixed_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM goes through sets of keys: only equal hashes make two runs equal."""
+    started: list[tuple[str, list[str], str]] = []
+
+    class Replaced(Exception):
+        pass
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
+        started.append((path, command[1:], environment["PYTHONHASHSEED"]))
+        raise Replaced
+
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setattr(sys, "argv", ["kvlens", "simulate", "a.yaml"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "/bin/kvlens", "simulate", "a.yaml"])
+    monkeypatch.setattr(os, "execve", execve)
+    with pytest.raises(Replaced):
+        main()
+    assert started == [(sys.executable, ["/bin/kvlens", "simulate", "a.yaml"], "0")]
