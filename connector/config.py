@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from enum import Enum
 from typing import Annotated, Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -52,7 +53,7 @@ class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True,
     otlp_metrics: bool = False
     """Send the numbers of ``/metrics`` to the same receiver as well."""
     otlp_headers: dict[str, str] = {}
-    """Extra headers for the receiver."""
+    """Extra headers for the receiver; in the environment ``name=value``, with commas between."""
     ingest_token: str | None = None
     """Bearer token for the receiver (``kvlens serve --ingest-token``)."""
     sample_rate: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] = 1.0
@@ -115,12 +116,35 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in ConnectorSettings.__struct_fields__:
         text = environ.get(PREFIX + name.upper())
-        if text is None or name == "otlp_headers":
+        if text is None:
             continue
         if name == "corrections" and text not in ("auto", "none"):
             values[name] = [part.strip() for part in text.split(",") if part.strip()]
         elif name in ("telemetry", "otlp_metrics"):
-            values[name] = text.strip().lower() in ("1", "true", "yes", "on")
+            values[name] = _switch(PREFIX + name.upper(), text)
+        elif name == "otlp_headers":
+            values[name] = _headers(PREFIX + name.upper(), text)
         else:
             values[name] = text
     return values
+
+
+def _switch(variable: str, text: str) -> bool:
+    word = text.strip().lower()
+    if word in ("1", "true", "yes", "on"):
+        return True
+    if word in ("0", "false", "no", "off"):
+        return False
+    raise ConfigError(f"{variable}={text!r} is neither on nor off: set it to 1 or 0")
+
+
+def _headers(variable: str, text: str) -> dict[str, str]:
+    """Headers as in ``OTEL_EXPORTER_OTLP_HEADERS``: ``name=value``, with commas between."""
+    headers = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        name, separator, value = part.partition("=")
+        if not separator or not name.strip():
+            # The value may be a secret: it is not repeated.
+            raise ConfigError(f"{variable} wants name=value, with commas between")
+        headers[name.strip()] = unquote(value.strip())
+    return headers

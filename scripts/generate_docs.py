@@ -1,4 +1,4 @@
-"""Write docs/metrics.md and docs/spans.md from telemetry/semconv.py and telemetry/catalog.py.
+"""Write docs/metrics.md, spans.md and configuration.md from the code that they describe.
 
     python scripts/generate_docs.py [--check]
 
@@ -11,6 +11,8 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+
+import configuration_page
 
 from kvlens.telemetry import catalog, costs, reuse, semconv
 
@@ -175,13 +177,22 @@ def spans() -> str:
     return "".join(parts).rstrip() + "\n"
 
 
+def pages() -> dict[str, str]:
+    """Every generated document by its name in docs/."""
+    return {
+        "metrics.md": metrics(),
+        "spans.md": spans(),
+        "configuration.md": _GENERATED + configuration_page.configuration(),
+    }
+
+
 def main() -> int:
     """Write the documents, or check them."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, fail on drift")
     check = parser.parse_args().check
     drifted = False
-    for name, text in (("metrics.md", metrics()), ("spans.md", spans())):
+    for name, text in pages().items():
         path = DOCS / name
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue

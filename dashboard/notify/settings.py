@@ -35,7 +35,9 @@ class NotifySettings(BaseSettings):
     notify_timeout_seconds: float = Field(5.0, gt=0, le=60)
     """Longest wait for one answer."""
     notify_summary_template: str = "{severity}: {kind} on {engine} ({model})"
+    """First line of a message; the fields that it may name are in docs/notifications.md."""
     notify_description_template: str = "{summary}. Next: {next_step}"
+    """The rest of it."""
     runbook_url_template: str | None = None
     """Link to your runbook, e.g. ``https://wiki.example/kvlens/{kind}``."""
 

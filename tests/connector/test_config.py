@@ -57,3 +57,18 @@ def test_a_flight_recorder_is_off_until_it_has_a_folder():
 def test_a_bad_setting_is_named(section, named):
     with pytest.raises(ConfigError, match=named):
         load({"kvlens": section}, {})
+
+
+def test_headers_come_from_the_environment_as_opentelemetry_writes_them():
+    settings = load({}, {"KVLENS_OTLP_HEADERS": "x-scope-orgid=team-a, authorization=Basic%20a2V5"})
+    assert settings.otlp_headers == {"x-scope-orgid": "team-a", "authorization": "Basic a2V5"}
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [("KVLENS_TELEMETRY", "flase"), ("KVLENS_OTLP_METRICS", ""), ("KVLENS_OTLP_HEADERS", "secret")],
+)
+def test_a_bad_variable_is_named(variable, text):
+    with pytest.raises(ConfigError, match=variable) as error:
+        load({}, {variable: text})
+    assert "secret" not in str(error.value)
