@@ -28,6 +28,7 @@ from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.store.clickhouse import ClickHouseStore
 from kvlens.dashboard.store.retention import Limits
 from kvlens.dashboard.store.sqlite import SqliteStore
+from kvlens.dashboard.web import runbooks
 from kvlens.dashboard.web.routes import router as web
 from kvlens.telemetry import __version__
 
@@ -113,6 +114,7 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     for router in (
         ingest.router, stream.router, actions.router, routes.router, scrape.router, health.router,
         web,
+        runbooks.router,
     ):  # fmt: skip
         app.include_router(router)
     return app

@@ -163,6 +163,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
     _add_canary(commands)
+    rules = commands.add_parser(
+        "rules",
+        help="write the Prometheus rules and Grafana boards to a folder",
+        description="Write kvlens' recording rules, alerts and Grafana boards to FOLDER, over "
+        "older ones of the same names.",
+    )
+    rules.add_argument("folder", metavar="FOLDER", type=Path, help="made if it is not there")
+    rules.add_argument(
+        "--dashboard",
+        metavar="URL",
+        help="address of `kvlens serve`: alerts lead to the runbooks there, boards to its requests",
+    )
+    rules.set_defaults(run=_rules)
     return parser
 
 
@@ -348,6 +361,12 @@ def _canary(options: argparse.Namespace) -> int:
             json_path=options.json,
         )
     )
+
+
+def _rules(options: argparse.Namespace) -> int:
+    from kvlens.dashboard.shipped import command
+
+    return command.run(options.folder, options.dashboard)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,12 @@ from grafana import recording
 from grafana.promql import PER_ENGINE, PER_TARGET, any_of, kvlens, quantile, rise, vllm
 from grafana.recording import stock
 from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.shipped import PUBLISHED_RUNBOOKS
 from kvlens.telemetry import semconv as s
 from kvlens.telemetry.semconv import Cause, IncidentKind, Severity, Verdict
 
 LIMITS: Final = Thresholds()
-RUNBOOKS: Final = "https://github.com/kvlens/kvlens/blob/main/docs/runbooks"
+RUNBOOKS: Final = PUBLISHED_RUNBOOKS
 """Default of ``--runbooks``: where ``docs/runbooks`` is published."""
 WHERE: Final = "{{ $labels.model_name }}, engine {{ $labels.engine }} at {{ $labels.instance }}"
 OBJECTIVE: Final = 0.99

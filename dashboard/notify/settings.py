@@ -39,7 +39,7 @@ class NotifySettings(BaseSettings):
     notify_description_template: str = "{summary}. Next: {next_step}"
     """The rest of it."""
     runbook_url_template: str | None = None
-    """Link to your runbook, e.g. ``https://wiki.example/kvlens/{kind}``."""
+    """Your runbooks, e.g. ``https://wiki.example/kvlens/{kind}``; default: the dashboard's own."""
 
     @field_validator("alertmanager_urls", "webhook_urls", mode="before")
     @classmethod

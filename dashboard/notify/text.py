@@ -51,6 +51,12 @@ class Wording:
         """The incident's page."""
         return f"{self.dashboard_url}/incidents/{incident.id}"
 
+    def runbook(self, incident: Incident) -> str:
+        """The page that says what to do: the configured one, else the dashboard's own."""
+        if self.runbook_url is None:
+            return f"{self.dashboard_url}/runbooks/{incident.kind}"
+        return self.runbook_url.format_map(self.fields(incident))
+
     def fields(self, incident: Incident) -> dict[str, str]:
         """All of :data:`FIELDS`; unknown ones are empty or say so."""
         return {
@@ -95,8 +101,7 @@ class Wording:
             "description": self.description.format_map(fields),
             "dashboard_url": fields["url"],
         }
-        if self.runbook_url is not None:
-            found["runbook_url"] = self.runbook_url.format_map(fields)
+        found["runbook_url"] = self.runbook(notice.incident)
         if notice.handling.acknowledged_by is not None:
             found["acknowledged_by"] = notice.handling.acknowledged_by
         return found

@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse, Response
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.detect.base import OPEN
+from kvlens.dashboard.notify.notifier import wording
 from kvlens.dashboard.store.rollup import quantile
 from kvlens.dashboard.web import views
 from kvlens.dashboard.web.assets import assets, version
@@ -61,7 +62,12 @@ def incident(services: ServicesDep, request: Request, ident: str) -> Response:
     if found is None:
         return _missing(services, request, "incident", ident)
     view = views.incident_page(services.store, found)
-    return render(services, request, "incident.html", page="incidents", view=view)
+    runbook = (
+        wording(services.settings).runbook(found)
+        if services.settings.runbook_url_template
+        else f"/runbooks/{found.kind}"
+    )
+    return render(services, request, "incident.html", page="incidents", view=view, runbook=runbook)
 
 
 @router.get("/requests")

@@ -1,0 +1,1 @@
+"""One page per kind of incident; shipped with the dashboard, which shows them."""

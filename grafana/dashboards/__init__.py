@@ -1,0 +1,1 @@
+"""Boards for Grafana, generated; shipped with the dashboard."""

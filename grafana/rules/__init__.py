@@ -1,0 +1,1 @@
+"""Rule files for Prometheus, generated; shipped with the dashboard."""
