@@ -17,7 +17,7 @@ from kvlens.dashboard.web.templating import render
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 INDEX: Final = "README"
-_PAGE_LINK: Final = re.compile(r"\]\((\w+)\.md\)")
+_PAGE_LINK: Final = re.compile(r"(?:\.md)?\]\((\w+)\.md\)")
 _OTHER_LINK: Final = re.compile(r"\[([^\]]*)\]\((?!https?://|/)[^)]*\)")
 
 
