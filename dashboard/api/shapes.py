@@ -21,7 +21,11 @@ _SUMMARY: Final = (
     "prompt_tokens", "local_tokens", "served_tokens", "servable_tokens", "expected_tokens",
     "lost_tokens", "verdict", "cause", "confidence", "summary",
 )  # fmt: skip
-_SUMS: Final = ("requests", "expected_tokens", "servable_tokens", "served_tokens", "lost_tokens")
+_SUMS: Final = (
+    "requests", "expected_tokens", "servable_tokens", "served_tokens", "lost_tokens",
+    "lost_by_cause", "evicted_tokens", "lost_gpu_seconds", "deferrals", "deferral_seconds",
+    "reuse_buckets",
+)  # fmt: skip
 _QUANTILES: Final = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 
@@ -83,6 +87,7 @@ def totals_json(totals: Totals) -> dict[str, Any]:
             **{name: quantile(buckets, q) if loads else None for name, q in _QUANTILES},
             "buckets": buckets,
         },
+        "groups": {str(group): sums for group, sums in sorted(totals.groups.items())},
     }
 
 

@@ -66,6 +66,24 @@ class Appended(NamedTuple):
     """Incidents about which somebody did something."""
 
 
+class GroupTotals(msgspec.Struct, kw_only=True):
+    """Sums over requests of one KV-cache group, weighted like :class:`Totals`; chunks."""
+
+    lookups: float = 0
+    """Requests whose answer came after asking this group."""
+    width: float = 0
+    """Chunks asked for in those answers."""
+    hits: float = 0
+    """Chunks found, before the pop."""
+    pops: float = 0
+    vetoes: float = 0
+    """Requests that this group brought to zero."""
+    stored: float = 0
+    loaded: float = 0
+    held_back: float = 0
+    refused: float = 0
+
+
 class Totals(msgspec.Struct, kw_only=True):
     """Sums over requests, weighted by 1 / sampling probability; tokens, seconds."""
 
@@ -80,6 +98,20 @@ class Totals(msgspec.Struct, kw_only=True):
     """Sum of reload latencies."""
     reload_buckets: list[float] = []
     """Loads per bucket of ``semconv.TRANSFER_BUCKETS``, not cumulative, last = beyond all."""
+    lost_by_cause: dict[str, float] = {}
+    """Lost tokens by cause."""
+    evicted_tokens: float = 0
+    """Tokens computed again because capacity had evicted their chunks."""
+    lost_gpu_seconds: float = 0
+    """Device time of computing lost and evicted tokens."""
+    deferrals: float = 0
+    """Requests whose lookup was deferred."""
+    deferral_seconds: float = 0
+    reuse_buckets: list[float] = []
+    """Requests that used a chunk again, by the distinct chunks used in between: bucket ``n``
+    holds distances below ``2 ** n`` chunks that no smaller bucket holds."""
+    groups: dict[int, GroupTotals] = {}
+    """By ``kv_group``."""
 
 
 class Point(Totals, kw_only=True):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
-from kvlens.dashboard.store.base import Point, Totals
+from kvlens.dashboard.store.base import Point
 from kvlens.dashboard.web.format import compact, utc
 
 RANGES = {"1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800}
@@ -80,20 +79,3 @@ def token_chart(points: Sequence[Point], window: Window) -> Chart | None:
             )
         )
     return Chart(tuple(bars), top, window)
-
-
-def add_up(points: Sequence[Totals]) -> Totals:
-    """The sum of ``points``."""
-    total = Totals()
-    for point in points:
-        for verdict, number in point.requests.items():
-            total.requests[verdict] = total.requests.get(verdict, 0) + number
-        total.expected_tokens += point.expected_tokens
-        total.servable_tokens += point.servable_tokens
-        total.served_tokens += point.served_tokens
-        total.lost_tokens += point.lost_tokens
-        total.loads += point.loads
-        total.reload_seconds += point.reload_seconds
-        pairs = zip_longest(total.reload_buckets, point.reload_buckets, fillvalue=0.0)
-        total.reload_buckets = [before + more for before, more in pairs]
-    return total

@@ -10,6 +10,7 @@ import msgspec
 
 from kvlens.dashboard.detect.base import OPEN, Incident
 from kvlens.dashboard.store.base import Engine, RequestQuery, Store, Totals
+from kvlens.dashboard.store.sums import add_up
 from kvlens.dashboard.web import bars, charts, plot
 from kvlens.dashboard.web.format import count
 from kvlens.dashboard.web.strip import build_strip, decisive_lookup
@@ -65,7 +66,7 @@ def overview(store: Store, window: charts.Window) -> Overview:
     return Overview(
         incidents=worst_first(store.incidents(OPEN)),
         engines=engines,
-        totals=charts.add_up(points),
+        totals=add_up(points),
         chart=charts.token_chart(points, window),
         window=window,
         lost=store.requests(RequestQuery(min_lost_tokens=1, limit=RECENT)).records,
@@ -96,7 +97,7 @@ def engine_page(store: Store, engine: Engine, window: charts.Window) -> EnginePa
     points = store.series(window.since, window.until, window.step, incarnation)
     return EnginePage(
         engine=engine,
-        totals=charts.add_up(points),
+        totals=add_up(points),
         chart=charts.token_chart(points, window),
         window=window,
         incidents=[i for i in store.incidents() if i.incarnation_id == incarnation],
