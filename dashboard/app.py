@@ -9,7 +9,7 @@ from typing import cast
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 
-from kvlens.dashboard.api import actions, health, routes, stream
+from kvlens.dashboard.api import actions, export, health, routes, stream
 from kvlens.dashboard.api.deps import Services
 from kvlens.dashboard.api.hub import Hub
 from kvlens.dashboard.api.security import Security
@@ -112,9 +112,8 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     app.add_middleware(Security, settings=settings)
     app.add_exception_handler(RequestValidationError, _invalid)
     for router in (
-        ingest.router, stream.router, actions.router, routes.router, scrape.router, health.router,
-        web,
-        runbooks.router,
+        ingest.router, stream.router, actions.router, routes.router, export.router,
+        scrape.router, health.router, web, runbooks.router,
     ):  # fmt: skip
         app.include_router(router)
     return app

@@ -300,7 +300,7 @@ class Assembler:
         for request_id, tokens in fact.requests:
             request = self._open.get(request_id)
             if request is not None and request.started is None:
-                request.started = tokens
+                request.started, request.started_ns = tokens, fact.time_ns
 
     def _tiers(self, fact: facts.Tiers) -> None:
         if (request := self._open.get(fact.request_id)) is not None:

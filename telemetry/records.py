@@ -202,6 +202,8 @@ class RequestRecord(Struct):
     finish_time: float
     prompt_tokens: int
     verdict: str
+    started_at: float | None = None
+    """When the step left that computed its first tokens, the end of all waiting; None: none did."""
     schema_version: int = semconv.SCHEMA_VERSION
     dp_rank: int = 0
     trace_id: str = ""
@@ -245,6 +247,8 @@ class RequestRecord(Struct):
     finish_reason: str = ""
     preemptions: int = 0
     sampling_probability: float = 1.0
+    resident_chunks: dict[int, int] = {}
+    """Chunks in the tier when the record was made, by ``kv_group``."""
     dropped: int = 0
     """Facts, spans and records that this engine had dropped until then."""
     truncated: bool = False

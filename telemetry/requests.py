@@ -74,6 +74,7 @@ class OpenRequest:
     """Tokens that another connector loaded for it."""
     started: int | None = None
     """Tokens behind which the model runner began to compute."""
+    started_ns: int | None = None
     tiers: dict[str, int] = field(default_factory=dict)
     ghost_chunks: int = 0
     ghost_distance: int = 0

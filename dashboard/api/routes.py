@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from typing import Annotated, Any, Final
 
-import msgspec
 from fastapi import APIRouter, HTTPException, Query
-from fastapi.responses import StreamingResponse
 
 from kvlens.dashboard.api.deps import ServicesDep
 from kvlens.dashboard.api.params import (
-    MAX_LIMIT,
     IncidentFilter,
-    RequestFilter,
     RequestPage,
     SeriesRange,
 )
@@ -92,27 +87,6 @@ def series(params: Annotated[SeriesRange, Query()], services: ServicesDep) -> JS
         raise HTTPException(422, f"step: gives over {_MAX_POINTS:,} points, use a larger one")
     points = services.store.series(since, until, params.step, params.engine)
     return JSON({"step": params.step, "series": [point_json(point) for point in points]})
-
-
-@router.get("/export", summary="Finished requests as JSON lines", response_class=StreamingResponse)
-def export(params: Annotated[RequestFilter, Query()], services: ServicesDep) -> StreamingResponse:
-    """All records that match, newest first, one per line."""
-    query = params.query(services.store, MAX_LIMIT, None)
-    return StreamingResponse(
-        _lines(services.store, query),
-        media_type="application/x-ndjson",
-        headers={"Content-Disposition": 'attachment; filename="kvlens-requests.jsonl"'},
-    )
-
-
-def _lines(store: Store, query: RequestQuery) -> Iterator[bytes]:
-    encoder = msgspec.json.Encoder()
-    while True:
-        page = store.requests(query)
-        yield encoder.encode_lines(page.records)
-        if page.next_cursor is None:
-            return
-        query = msgspec.structs.replace(query, cursor=page.next_cursor)
 
 
 def _page(store: Store, query: RequestQuery) -> Page:

@@ -82,6 +82,9 @@ class GroupTotals(msgspec.Struct, kw_only=True):
     loaded: float = 0
     held_back: float = 0
     refused: float = 0
+    resident: float = 0
+    """Chunks in the tier, summed over ``samples`` records."""
+    samples: float = 0
 
 
 class Totals(msgspec.Struct, kw_only=True):

@@ -113,6 +113,9 @@ def _of_groups(record: RequestRecord) -> Iterator[tuple[int, str, int]]:
                 yield group, "hits", query.raw_hits
             if query.popped:
                 yield group, "pops", query.popped
+    for group, resident in record.resident_chunks.items():
+        yield group, "resident", resident
+        yield group, "samples", 1
     if record.vetoing_group is not None:
         yield record.vetoing_group, "vetoes", 1
     for store in record.stores:

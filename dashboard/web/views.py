@@ -14,6 +14,7 @@ from kvlens.dashboard.store.sums import add_up
 from kvlens.dashboard.web import bars, charts, plot
 from kvlens.dashboard.web.format import count
 from kvlens.dashboard.web.strip import build_strip, decisive_lookup
+from kvlens.dashboard.web.waterfall import Waterfall, waterfall
 from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
 from kvlens.telemetry.semconv import Severity
 
@@ -182,6 +183,7 @@ class RequestPage:
     decisive: Lookup | None
     evidence: list[Evidence]
     incidents: list[Incident]
+    waterfall: Waterfall | None
     raw: str
 
 
@@ -209,5 +211,6 @@ def request_page(store: Store, record: RequestRecord, lookup: int | None = None)
             and item.scope.since <= record.finish_time <= item.scope.until
             and record.lost_tokens
         ],
+        waterfall=waterfall(record),
         raw=msgspec.json.format(msgspec.json.encode(record), indent=2).decode(),
     )

@@ -1,0 +1,81 @@
+"""``/api/v1/export``: requests for spreadsheets and scripts."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Annotated, Final, Literal
+
+import msgspec
+from fastapi import APIRouter, Query
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from kvlens.dashboard.api.deps import ServicesDep
+from kvlens.dashboard.api.params import MAX_LIMIT, RequestFilter
+from kvlens.dashboard.store.base import RequestQuery, Store
+from kvlens.telemetry.records import RequestRecord
+
+router = APIRouter(prefix="/api/v1", tags=["read"])
+COLUMNS: Final = (
+    "finish_time", "request_id", "internal_request_id", "engine_id", "incarnation_id", "model",
+    "verdict", "cause", "confidence", "vetoing_group", "prompt_tokens", "local_tokens",
+    "served_tokens", "servable_tokens", "expected_tokens", "lost_tokens", "lost_at_lookup",
+    "lost_at_store", "computed_tokens", "evicted_tokens", "lost_gpu_seconds", "deferral_seconds",
+    "output_tokens", "finish_reason", "preemptions", "sampling_probability", "trace_id", "summary",
+)  # fmt: skip
+"""Of CSV, in this order; times are Unix seconds."""
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
+
+
+class Export(RequestFilter):
+    """Filters of requests, and the form."""
+
+    format: Literal["jsonl", "csv"] = Field(
+        "jsonl", description="jsonl: whole records, one per line; csv: their numbers"
+    )
+
+
+@router.get(
+    "/export", summary="Finished requests as JSON lines or CSV", response_class=StreamingResponse
+)
+def export(params: Annotated[Export, Query()], services: ServicesDep) -> StreamingResponse:
+    """All records that match, newest first."""
+    query = params.query(services.store, MAX_LIMIT, None)
+    pages = _pages(services.store, query)
+    as_csv = params.format == "csv"
+    return StreamingResponse(
+        _csv(pages) if as_csv else map(msgspec.json.Encoder().encode_lines, pages),
+        media_type="text/csv; charset=utf-8" if as_csv else "application/x-ndjson",
+        headers={
+            "Content-Disposition": f'attachment; filename="kvlens-requests.{params.format}"',
+        },
+    )
+
+
+def _pages(store: Store, query: RequestQuery) -> Iterator[list[RequestRecord]]:
+    while True:
+        page = store.requests(query)
+        yield page.records
+        if page.next_cursor is None:
+            return
+        query = msgspec.structs.replace(query, cursor=page.next_cursor)
+
+
+def _csv(pages: Iterator[list[RequestRecord]]) -> Iterator[str]:
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    writer.writerow(COLUMNS)
+    for records in pages:
+        writer.writerows([_cell(getattr(one, name)) for name in COLUMNS] for one in records)
+        yield buffer.getvalue()
+        buffer.seek(0)
+        buffer.truncate()
+
+
+def _cell(value: object) -> object:
+    """Text from outside must not become a formula in the program that opens the file."""
+    if isinstance(value, str) and value.startswith(_FORMULA):
+        return "'" + value
+    return "" if value is None else value

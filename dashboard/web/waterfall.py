@@ -1,0 +1,107 @@
+"""The life of a request as bars over time: lookup, deferral, load, first computed token, end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvlens.dashboard.web.bars import percent
+from kvlens.dashboard.web.format import duration
+from kvlens.telemetry.records import RequestRecord
+
+MOST_ROWS: Final = 40
+_THINNEST: Final = 0.4
+"""Percent: a lookup of 30 µs must still be seen."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One bar. ``x`` and ``width`` are percentages of the whole, ``seconds`` its true length."""
+
+    kind: str
+    """``wait``, ``lookup``, ``deferral``, ``load``, ``compute`` or ``store``."""
+    label: str
+    detail: str
+    after: float
+    """Seconds from the arrival to its start."""
+    seconds: float | None
+    """None: it did not end while the request was watched."""
+    x: str
+    width: str
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    """All steps in order of their start, and the length of the axis in seconds."""
+
+    steps: list[Step]
+    seconds: float
+    left_out: int
+
+
+def waterfall(record: RequestRecord) -> Waterfall | None:
+    """Lay out ``record``; None if it says nothing of what happened when."""
+    spans = sorted(_spans(record), key=lambda span: span[3])
+    if not spans:
+        return None
+    begin = min(record.arrival_time, spans[0][3])
+    end = max(record.finish_time, *(start + (length or 0) for _, _, _, start, length in spans))
+    whole = max(end - begin, 1e-6)
+    steps = [
+        Step(
+            kind=kind,
+            label=label,
+            detail=detail,
+            after=start - begin,
+            seconds=length,
+            x=percent(min(start - begin, whole * (1 - _THINNEST / 100)), whole),
+            width=percent(
+                max(end - start if length is None else length, whole * _THINNEST / 100), whole
+            ),
+        )
+        for kind, label, detail, start, length in spans[:MOST_ROWS]
+    ]
+    return Waterfall(steps, whole, max(0, len(spans) - MOST_ROWS))
+
+
+Span = tuple[str, str, str, float, float | None]
+"""Kind, label, detail, start (Unix seconds), length (seconds)."""
+
+
+def _spans(record: RequestRecord) -> list[Span]:
+    spans: list[Span] = []
+    first = min((item.time for item in record.lookups), default=record.started_at)
+    if first is not None and first > record.arrival_time:
+        spans.append((
+            "wait", "Waiting", "From the arrival to the first lookup, or to its first step",
+            record.arrival_time, first - record.arrival_time,
+        ))  # fmt: skip
+    for item in record.lookups:
+        exit_ = item.exit.replace("_", " ")
+        if item.result is None:
+            until = item.last_time or item.time
+            spans.append((
+                "deferral", "Deferred", f"{exit_}, asked {item.count:,} times", item.time,
+                max(until - item.time, item.seconds),
+            ))  # fmt: skip
+        else:
+            detail = f"{exit_}: {item.result:,} tokens, attempt {item.attempt}"
+            spans.append(("lookup", "Lookup", detail, item.time, item.seconds))
+    for load in record.loads:
+        chunks = sum(group.loaded for group in load.groups)
+        took = (
+            "" if load.transfer_seconds is None else f", {duration(load.transfer_seconds)} copying"
+        )
+        spans.append(("load", "Load", f"{chunks:,} chunks{took}", load.time, load.latency))
+    if record.started_at is not None:
+        spans.append((
+            "compute", "Compute",
+            f"From the first computed token; {record.output_tokens:,} tokens generated",
+            record.started_at, max(0.0, record.finish_time - record.started_at),
+        ))  # fmt: skip
+    for store in record.stores:
+        stored = sum(group.stored for group in store.groups)
+        if stored:
+            length = None if store.completed_at is None else store.completed_at - store.time
+            spans.append(("store", "Store", f"{stored:,} chunks", store.time, length))
+    return spans
