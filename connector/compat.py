@@ -211,6 +211,11 @@ def persistent_tier(spec: Any) -> bool:
     return any(tier.get("type") not in _VOLATILE_TIERS for tier in tiers)
 
 
+def dp_rank(vllm_config: Any) -> int:
+    """Data parallel rank; vLLM sets ``data_parallel_rank`` to 0 where the model has no experts."""
+    return int(vllm_config.parallel_config.data_parallel_index)
+
+
 def lower_tiers(offloading_scheduler: Any) -> bool:
     """Whether there are tiers below the one that chunks are loaded from."""
     return bool(getattr(offloading_scheduler.manager, "secondary_tiers", ()))

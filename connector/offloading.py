@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector as stock
 
 import kvlens.telemetry
-from kvlens.connector import compat, config, corrections, layout, logs, prom, worker
+from kvlens.connector import compat, config, corrections, layout, logs, plugin, prom, worker
 from kvlens.connector.observer import Observer, raise_errors
 from kvlens.connector.scheduler import scheduler_class
 from kvlens.telemetry.recorder import Recorder
@@ -33,6 +33,9 @@ from kvlens.telemetry.sinks.otel_metrics import Both, OtelMetrics
 from kvlens.telemetry.sinks.prometheus import StatsSink
 
 logger = logging.getLogger(__name__)
+
+# MultiConnector looks up by name whose stats it has, whatever module path was configured.
+plugin.register_name()
 
 
 class KVLensOffloadingConnector(stock.OffloadingConnector):
@@ -79,7 +82,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             layout=layout.describe(self.connector_scheduler, kv_cache_config),
             lookup=self._settings.lookup.value,
             corrections=planned,
-            dp_rank=int(vllm_config.parallel_config.data_parallel_rank),
+            dp_rank=compat.dp_rank(vllm_config),
             devices=int(vllm_config.parallel_config.world_size),
             host=socket.gethostname(),
             block_drop=compat.drops_last_block(vllm_config),

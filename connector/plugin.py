@@ -18,10 +18,17 @@ def _load() -> type[Any]:
     return KVLensOffloadingConnector
 
 
-def register() -> None:
-    """Make the connector known to vLLM by name."""
+def register_name() -> None:
+    """Make the connector known to vLLM by its own name."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     KVConnectorFactory._registry[_NAME] = _load
+
+
+def register() -> None:
+    """Make the connector known to vLLM by name, in place of vLLM's own if that is wanted."""
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    register_name()
     if os.environ.get(NATIVE_ENV) == "1":
         KVConnectorFactory._registry[_STOCK_NAME] = _load

@@ -36,8 +36,11 @@ class LoggedStats(OffloadingConnectorStats):
 
     def reduce(self) -> dict[str, int | float]:
         """vLLM's own values only."""
-        ours = tuple(METRICS_BY_NAME)  # labels or a histogram's parts may follow the name
-        return {k: v for k, v in super().reduce().items() if not k.startswith(ours)}
+        # Left out before: a traced sample of ours is a pair, which vLLM could not add up.
+        data = {k: v for k, v in self.data[_DATA].items() if k not in METRICS_BY_NAME}
+        theirs = OffloadingConnectorStats(data={**self.data, _DATA: data})
+        values: dict[str, int | float] = theirs.reduce()
+        return values
 
 
 def merge(stats: Any, payload: Payload | None) -> Any:

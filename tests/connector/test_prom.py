@@ -114,6 +114,7 @@ def test_vllms_log_leaves_ours_out():
     sink = StatsSink(engine_info())
     sink.count(semconv.LOOKUPS, 2, ("miss",))
     sink.observe(semconv.LOOKUP_SECONDS, 1e-5)
+    sink.observe(semconv.LOOKUP_SECONDS, 1e-5, trace_id="4bf92f3577b34da6a3ce929d0e0e4736")
     merged = prom.merge(stats, sink.take())
     assert merged.reduce() == {"vllm:kv_offload_load_bytes": 5}
 
