@@ -98,6 +98,17 @@ class Filters:
             pairs["cursor"] = cursor
         return "/requests" + (f"?{urlencode(pairs)}" if pairs else "")
 
+    def export(self, form: str, now: float) -> str:
+        """Address of all requests that match, as ``csv`` or ``jsonl``."""
+        query = self.query(now)
+        pairs = {
+            "format": form, "since": query.since, "until": query.until, "engine": query.engine,
+            "verdict": self.verdict, "cause": query.cause, "model": query.model,
+            "min_lost_tokens": query.min_lost_tokens,
+        }  # fmt: skip
+        given = {name: value for name, value in pairs.items() if value not in (None, "", 0)}
+        return f"/api/v1/export?{urlencode(given)}"
+
 
 def _moment(text: str) -> float | None:
     """Unix seconds; None of nothing, ValueError of what is no time."""

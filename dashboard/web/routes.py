@@ -11,9 +11,10 @@ from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.detect.base import OPEN
 from kvlens.dashboard.notify.notifier import wording
 from kvlens.dashboard.store.rollup import quantile
-from kvlens.dashboard.web import views
+from kvlens.dashboard.web import comparison, views
 from kvlens.dashboard.web.assets import assets, version
 from kvlens.dashboard.web.charts import DEFAULT_RANGE, Window
+from kvlens.dashboard.web.costs import cost_page
 from kvlens.dashboard.web.filters import Filters
 from kvlens.dashboard.web.templating import render
 from kvlens.telemetry.semconv import Cause, Verdict
@@ -67,7 +68,33 @@ def incident(services: ServicesDep, request: Request, ident: str) -> Response:
         if services.settings.runbook_url_template
         else f"/runbooks/{found.kind}"
     )
-    return render(services, request, "incident.html", page="incidents", view=view, runbook=runbook)
+    return render(
+        services,
+        request,
+        "incident.html",
+        page="incidents",
+        view=view,
+        runbook=runbook,
+        handling=services.store.handling([found.id])[found.id],
+    )
+
+
+@router.get("/compare")
+def compare(services: ServicesDep, request: Request, a: str = "", b: str = "") -> Response:
+    """Two versions or configurations side by side."""
+    known = comparison.sides(services.store.engines())
+    pair = comparison.choose(known, a, b)
+    rows = comparison.lines(pair[0].totals, pair[1].totals) if pair else []
+    return render(
+        services, request, "compare.html", page="compare", sides=known, pair=pair, rows=rows
+    )
+
+
+@router.get("/cost")
+def cost(services: ServicesDep, request: Request, range: str = DEFAULT_RANGE) -> Response:
+    """What the losses cost."""
+    view = cost_page(services.store, Window.named(range, time.time()))
+    return render(services, request, "cost.html", page="cost", view=view)
 
 
 @router.get("/requests")

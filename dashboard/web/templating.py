@@ -6,13 +6,14 @@ import time
 from functools import cache
 from typing import Any
 
+import msgspec
 from fastapi import Request
 from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvlens.dashboard.api.deps import Services
 from kvlens.dashboard.api.shapes import engine_state
-from kvlens.dashboard.detect.base import OPEN
+from kvlens.dashboard.detect.base import OPEN, Incident
 from kvlens.dashboard.web import assets, format, words
 
 
@@ -72,7 +73,21 @@ def render(
         now=time.time(),
         origin=str(request.base_url).rstrip("/"),
         open_incidents=len(open_incidents),
-        known={incident.id: incident.updated_at for incident in open_incidents},
+        known=_marks(services, open_incidents),
     )
     text = environment().get_template(template).render(context)
     return HTMLResponse(text, status_code=status)
+
+
+def _marks(services: Services, incidents: list[Incident]) -> dict[str, str]:
+    """What ``live.js`` compares: as its ``mark()`` makes it of an event."""
+    handling = services.store.handling([incident.id for incident in incidents])
+    return {
+        incident.id: f"{_number(incident.updated_at)},{_number(handling[incident.id].acted_at)}"
+        for incident in incidents
+    }
+
+
+def _number(value: float | None) -> str:
+    """As JavaScript prints it; nothing of None."""
+    return "" if value is None else msgspec.json.encode(value).decode().removesuffix(".0")

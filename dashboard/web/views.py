@@ -12,7 +12,10 @@ from kvlens.dashboard.detect.base import OPEN, Incident
 from kvlens.dashboard.store.base import Engine, RequestQuery, Store, Totals
 from kvlens.dashboard.store.sums import add_up
 from kvlens.dashboard.web import bars, charts, plot
+from kvlens.dashboard.web.before import Versus, before_and_after
 from kvlens.dashboard.web.format import count
+from kvlens.dashboard.web.groups import GroupRow, group_rows
+from kvlens.dashboard.web.sizing import Sizing, sizing
 from kvlens.dashboard.web.strip import build_strip, decisive_lookup
 from kvlens.dashboard.web.waterfall import Waterfall, waterfall
 from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
@@ -82,6 +85,8 @@ class EnginePage:
     totals: Totals
     chart: charts.Chart | None
     window: charts.Window
+    groups: list[GroupRow]
+    sizing: Sizing | None
     incidents: list[Incident]
     requests: list[RequestRecord]
 
@@ -96,9 +101,12 @@ def engine_page(store: Store, engine: Engine, window: charts.Window) -> EnginePa
     """Read the page of ``engine``."""
     incarnation = engine.info.incarnation_id
     points = store.series(window.since, window.until, window.step, incarnation)
+    totals = add_up(points)
     return EnginePage(
         engine=engine,
-        totals=add_up(points),
+        totals=totals,
+        groups=group_rows(engine.info, points, totals.groups, window),
+        sizing=sizing(totals, engine.info.capacity_chunks),
         chart=charts.token_chart(points, window),
         window=window,
         incidents=[i for i in store.incidents() if i.incarnation_id == incarnation],
@@ -143,6 +151,7 @@ class IncidentPage:
     evidence: list[Evidence]
     requests: list[RequestRecord]
     more: str | None
+    versus: list[Versus]
 
 
 def incident_page(store: Store, incident: Incident) -> IncidentPage:
@@ -168,6 +177,7 @@ def incident_page(store: Store, incident: Incident) -> IncidentPage:
         evidence=evidence_rows(incident.evidence),
         requests=page.records,
         more=page.next_cursor,
+        versus=before_and_after(store, incident),
     )
 
 

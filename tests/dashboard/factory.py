@@ -125,6 +125,9 @@ def _base(index: int, info: EngineInfo, finish: float | None, **fields: object) 
         span_id=f"{index + 1:016x}",
         output_tokens=8,
         finish_reason="length",
+        started_at=finish - 0.7,
+        resident_chunks={0: 120 + index % 40, 1: 40 + index % 7, 2: 30 + index % 5},
+        reuse_distance=2 ** (4 + index % 6) + index % 13,
     )
     return msgspec.structs.replace(record, **fields)
 
@@ -146,6 +149,7 @@ def lost_record(
         expected_tokens=tokens,
         lost_tokens=tokens,
         lost_at_lookup=tokens,
+        lost_gpu_seconds=tokens / 1600,
         vetoing_group=1,
         summary=f"0 of {tokens:,} resident tokens served: group 1 had 1 hit and lost it to the pop",
         evidence={"drafter_groups": [0, 1, 2], "annotated_drafter_groups": []},

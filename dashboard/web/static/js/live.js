@@ -8,7 +8,7 @@ const GAP_MS = 1000; // between two refreshes that no incident asked for
 
 const page = document.getElementById("main");
 const wanted = new Set((page.dataset.events ?? "").split(" ").filter(Boolean));
-const known = new Map(Object.entries(JSON.parse(document.body.dataset.known))); // open: id -> updated_at
+const known = new Map(Object.entries(JSON.parse(document.body.dataset.known))); // open: id -> mark()
 
 const fresh = new Set(); // incidents that came while the page was open
 
@@ -51,6 +51,10 @@ export function connect() {
     schedule(0);
   });
   addEventListener("pagehide", () => source.close());
+}
+
+export function refreshNow() {
+  schedule(0);
 }
 
 function schedule(gap) {
@@ -120,10 +124,15 @@ function news(data) {
   const incident = JSON.parse(data);
   const open = incident.state === "open";
   const before = known.get(incident.id);
-  if (open) known.set(incident.id, incident.updated_at);
+  if (open) known.set(incident.id, mark(incident));
   else known.delete(incident.id);
   if (open && before === undefined) announce(incident);
-  return open ? before !== incident.updated_at : true;
+  return open ? before !== mark(incident) : true;
+}
+
+// What changes when an incident does, or when somebody does something about it.
+function mark(incident) {
+  return [incident.updated_at, incident.handling?.acted_at ?? null].join();
 }
 
 function announce(incident) {

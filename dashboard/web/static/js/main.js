@@ -1,5 +1,6 @@
 import { keepTimesCurrent } from "./times.js";
-import { connect } from "./live.js";
+import { connect, refreshNow } from "./live.js";
+import { actions } from "./actions.js";
 import { themeToggle } from "./toggle.js";
 import { shortAddresses } from "./filters.js";
 import { strips } from "./strip.js";
@@ -8,4 +9,5 @@ shortAddresses();
 themeToggle(document.getElementById("theme"));
 keepTimesCurrent();
 strips();
+actions(refreshNow);
 connect();
