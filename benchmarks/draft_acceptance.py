@@ -127,6 +127,11 @@ HEAD = [
 ]  # fmt: skip
 
 
+def update(path: Path, results: dict[str, dict[str, Any]]) -> None:
+    before, _, rest = path.read_text().partition(BEGIN)
+    path.write_text(f"{before}{BEGIN}\n{table(HEAD, rows(results))}\n{END}{rest.partition(END)[2]}")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", help=f"of {', '.join(BY_NAME)}")
@@ -143,11 +148,9 @@ def main() -> int:
             results[name] = run(BY_NAME[name], Path(folder))
             if options.results is not None:
                 options.results.write_text(json.dumps(results, indent=1))
-    found = table(HEAD, rows(results))
     if options.update is not None:
-        before, _, rest = options.update.read_text().partition(BEGIN)
-        options.update.write_text(f"{before}{BEGIN}\n{found}\n{END}{rest.partition(END)[2]}")
-    print(found)
+        update(options.update, results)
+    print(table(HEAD, rows(results)))
     return 0
 
 
