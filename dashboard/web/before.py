@@ -33,7 +33,7 @@ def before_and_after(store: Store, incident: Incident) -> list[Versus]:
     since = incident.scope.since // _MINUTE * _MINUTE
     until = (incident.closed_at or incident.updated_at) // _MINUTE * _MINUTE + _MINUTE
     during = _sums(store, since, until, incident.incarnation_id)
-    earlier = _sums(store, since - BEFORE, since, incident.incarnation_id)
+    earlier = _sums(store, since - BEFORE, since - 1, incident.incarnation_id)
     found = []
     if _requests(earlier):
         note = f"{plural(_requests(earlier), 'request')} in the day before"
@@ -41,9 +41,9 @@ def before_and_after(store: Store, incident: Incident) -> list[Versus]:
                             comparison.lines(earlier, during)))  # fmt: skip
     last = _last_version(store, engine)
     if last is not None:
-        names = comparison.key_of(last.info), comparison.key_of(engine.info)
-        if names[0] == names[1]:
-            names = "the start before, same configuration", "this start"
+        names = comparison.differing(
+            comparison.key_of(last.info), comparison.key_of(engine.info)
+        ) or ("the start before, same configuration", "this start")
         note = f"{plural(_requests(last.totals), 'request')} of the start before"
         found.append(Versus("Against the start before", note, names,
                             comparison.lines(last.totals, engine.totals)))  # fmt: skip

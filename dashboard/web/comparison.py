@@ -12,6 +12,8 @@ from kvlens.dashboard.web import format
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Verdict
 
+_BETWEEN = " / "
+
 
 @dataclass(frozen=True)
 class Side:
@@ -44,11 +46,21 @@ class Line:
 
 def key_of(info: EngineInfo) -> str:
     """Model, versions and configuration, as in an address."""
-    return " / ".join((
-        info.model, f"vLLM {info.vllm_version}", f"kvlens {info.kvlens_version}", info.lookup,
+    return _BETWEEN.join((
+        info.model.replace(_BETWEEN, "/"), f"vLLM {info.vllm_version}",
+        f"kvlens {info.kvlens_version}", info.lookup,
         f"{info.layout.blocks_per_chunk} blocks per chunk",
         "no capacity told" if info.capacity_chunks is None else f"{info.capacity_chunks} chunks",
     ))  # fmt: skip
+
+
+def differing(one: str, other: str) -> tuple[str, str] | None:
+    """What two keys do not have in common; None if they are equal."""
+    both = zip(one.split(_BETWEEN), other.split(_BETWEEN), strict=True)
+    rest = [pair for pair in both if pair[0] != pair[1]]
+    if not rest:
+        return None
+    return ", ".join(a for a, _ in rest), ", ".join(b for _, b in rest)
 
 
 def sides(engines: Iterable[Engine]) -> list[Side]:
@@ -79,9 +91,9 @@ def choose(known: Sequence[Side], one: str, other: str) -> tuple[Side, Side] | N
         rest = [side for side in known if side.key != one]
         return (by_key[one], rest[0]) if rest else None
     for number, side in enumerate(known):
-        model = side.key.split(" / ")[0]
+        model = side.key.split(_BETWEEN)[0]
         for older in known[number + 1 :]:
-            if older.key.split(" / ")[0] == model:
+            if older.key.split(_BETWEEN)[0] == model:
                 return older, side
     return (known[1], known[0]) if len(known) > 1 else None
 

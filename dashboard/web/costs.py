@@ -50,6 +50,12 @@ class CostPage:
         """Length of the window."""
         return self.window.until - self.window.since
 
+    @property
+    def devices(self) -> str:
+        """Devices that do nothing but compute again, on average."""
+        busy = self.totals.lost_gpu_seconds / self.seconds
+        return "< 0.01" if 0 < busy < 0.01 else f"{busy:,.2f}"
+
 
 def cost_page(store: Store, window: Window) -> CostPage:
     """Read the page."""

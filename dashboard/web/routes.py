@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse, Response
 from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.detect.base import OPEN
 from kvlens.dashboard.notify.notifier import wording
+from kvlens.dashboard.scrape.scraper import Scraper
 from kvlens.dashboard.store.rollup import quantile
 from kvlens.dashboard.web import comparison, views
 from kvlens.dashboard.web.assets import assets, version
@@ -25,7 +26,8 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 @router.get("/")
 def overview(services: ServicesDep, request: Request, range: str = DEFAULT_RANGE) -> Response:
     """The fleet at a glance, worst first."""
-    view = views.overview(services.store, Window.named(range, time.time()))
+    scraper: Scraper = request.app.state.scraper
+    view = views.overview(services.store, Window.named(range, time.time()), scraper.status)
     return render(services, request, "overview.html", page="overview", view=view)
 
 
@@ -85,8 +87,16 @@ def compare(services: ServicesDep, request: Request, a: str = "", b: str = "") -
     known = comparison.sides(services.store.engines())
     pair = comparison.choose(known, a, b)
     rows = comparison.lines(pair[0].totals, pair[1].totals) if pair else []
+    names = comparison.differing(pair[0].key, pair[1].key) if pair else None
     return render(
-        services, request, "compare.html", page="compare", sides=known, pair=pair, rows=rows
+        services,
+        request,
+        "compare.html",
+        page="compare",
+        sides=known,
+        pair=pair,
+        rows=rows,
+        names=names,
     )
 
 

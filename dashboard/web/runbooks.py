@@ -48,6 +48,9 @@ def _page(text: str) -> tuple[str, Markup]:
     linked = _PAGE_LINK.sub(r"](/runbooks/\1)", rest)
     # Links into the rest of the source tree lead nowhere here: their words stay.
     linked = _OTHER_LINK.sub(r"\1", linked)
+    title = heading.lstrip("# ")
     # Markup, since the files are ours and HTML within them is not let through.
-    markdown = MarkdownIt("commonmark", {"html": False}).enable("table")
-    return heading.lstrip("# "), Markup(markdown.render(linked))
+    html = MarkdownIt("commonmark", {"html": False}).enable("table").render(linked)
+    caption = Markup('<table><caption class="visually-hidden">{}</caption>').format(title)
+    named = html.replace("<table>", caption).replace("<th>", '<th scope="col">')
+    return title, Markup(named)

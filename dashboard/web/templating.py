@@ -51,6 +51,7 @@ def environment() -> Environment:
         cells=words.CELLS,
         exits=words.EXITS,
         engine_words=words.ENGINES,
+        target_words=words.TARGETS,
         engine_state=engine_state,
         asset=lambda path: f"/static/{assets.version()}/{path}",
     )

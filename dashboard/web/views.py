@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
 
 from kvlens.dashboard.detect.base import OPEN, Incident
+from kvlens.dashboard.scrape.scraper import Status
 from kvlens.dashboard.store.base import Engine, RequestQuery, Store, Totals
 from kvlens.dashboard.store.sums import add_up
 from kvlens.dashboard.web import bars, charts, plot
@@ -43,6 +45,7 @@ class Overview:
     chart: charts.Chart | None
     window: charts.Window
     lost: list[RequestRecord]
+    targets: list[ScrapedTarget]
 
     @property
     def critical(self) -> int:
@@ -55,8 +58,29 @@ class Overview:
         return sum(engine.ended_at is None for engine in self.engines)
 
 
-def overview(store: Store, window: charts.Window) -> Overview:
-    """Read the overview."""
+class ScrapedTarget(NamedTuple):
+    """One server whose ``/metrics`` are read, and the open incidents of its engines."""
+
+    status: Status
+    incidents: list[Incident]
+
+
+def _targets(scraped: Sequence[Status], incidents: Sequence[Incident]) -> list[ScrapedTarget]:
+    """Worst first: with incidents, then those that do not answer."""
+    found = [
+        ScrapedTarget(
+            status, [item for item in incidents if item.engine_id.startswith(f"{status.target}/")]
+        )
+        for status in scraped
+    ]
+    return sorted(
+        found,
+        key=lambda one: (-len(one.incidents), one.status.state == "up", one.status.target),
+    )
+
+
+def overview(store: Store, window: charts.Window, scraped: Sequence[Status] = ()) -> Overview:
+    """Read the overview; ``scraped`` are the targets as the scraper knows them."""
     points = store.series(window.since, window.until, window.step, None)
     engines = sorted(
         store.engines(),
@@ -67,13 +91,15 @@ def overview(store: Store, window: charts.Window) -> Overview:
             -item.info.started_at,
         ),
     )
+    incidents = worst_first(store.incidents(OPEN))
     return Overview(
-        incidents=worst_first(store.incidents(OPEN)),
+        incidents=incidents,
         engines=engines,
         totals=add_up(points),
         chart=charts.token_chart(points, window),
         window=window,
         lost=store.requests(RequestQuery(min_lost_tokens=1, limit=RECENT)).records,
+        targets=_targets(scraped, incidents),
     )
 
 

@@ -136,6 +136,13 @@ ENGINES: Final[dict[str, Word]] = {
     "gone": Word("gone", "It stopped, or a later start replaced it."),
 }
 
+TARGETS: Final[dict[str, Word]] = {
+    "up": Word("up", "It answers.", "good"),
+    "down": Word("down", "The last scrape failed.", "bad"),
+    "pending": Word("pending", "It has not been read yet."),
+    "not_vllm": Word("not vLLM", "It answers, but the page is not vLLM's.", "warn"),
+}
+
 HELP: Final[dict[str, str]] = {
     "prompt": "Tokens of the prompt.",
     "local": "Tokens that the GPU prefix cache already held.",

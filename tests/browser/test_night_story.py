@@ -1,12 +1,13 @@
 """Traffic turns bad; the page shows it by itself; three clicks lead to the lost chunk."""
 
+import re
 import time
 
 import httpx
 import pytest
 from factory import cold_record, engine
-from fleet import lost_run, send
-from playwright.sync_api import Page, expect
+from fleet import fleet, lost_run, open_incident, send
+from playwright.sync_api import BrowserContext, Page, expect
 
 pytestmark = pytest.mark.browser
 
@@ -81,3 +82,46 @@ def test_news_reaches_a_page_that_does_not_list_incidents(page: Page, ingest: ht
     expect(page.locator("#live")).to_have_text("live")
     # The stream repeats open incidents to each new page: known ones are no news.
     expect(page.locator("#toast")).to_be_hidden()
+
+
+def test_acknowledging_silencing_and_noting_show_on_every_open_page(
+    page: Page, context: BrowserContext, ingest: httpx.Client
+) -> None:
+    now = time.time()
+    info = engine(started_at=now - 600)
+    send(ingest, info, lost_run(info, now, number=3))
+    address = f"/incidents/{open_incident(ingest)}"
+    page.goto(address)
+    other = context.new_page()
+    other.goto(address)
+    expect(other.locator("#live")).to_have_text("live")
+
+    page.get_by_role("button", name="Add note").click()
+    expect(page.get_by_role("alert")).to_have_text("Write the note first.")
+    page.get_by_label("Your name").fill("ann")
+    page.get_by_label("Note").fill("drafter fallback, rolling out 0.30")
+    page.get_by_role("button", name="Acknowledge").focus()
+    page.keyboard.press("Enter")
+    for looking in (page, other):
+        handling = looking.locator('[data-live="handling"]')
+        expect(handling).to_contain_text("acknowledged by ann")
+        expect(handling).to_contain_text("drafter fallback, rolling out 0.30")
+    page.get_by_label("Silence for").select_option("1 day")
+    page.get_by_role("button", name="Silence", exact=True).click()
+    expect(other.locator('[data-live="handling"]')).to_contain_text("silenced until")
+    page.get_by_role("button", name="Take back").click()
+    expect(other.locator('[data-live="handling"]')).to_contain_text("nobody looks after it yet")
+    page.reload()
+    expect(page.get_by_label("Your name")).to_have_value("ann")
+
+
+def test_comparing_two_versions_is_a_deep_link(page: Page, ingest: httpx.Client) -> None:
+    for info, records in fleet(time.time()):
+        send(ingest, info, records)
+    page.goto("/")
+    page.get_by_role("link", name="Compare").click()
+    expect(page.locator("table.versus")).to_contain_text("vLLM 0.29.0, stock")
+    page.get_by_label("Against").select_option(index=0)
+    page.get_by_role("button", name="Compare").click()
+    expect(page).to_have_url(re.compile(r"/compare\?a=.+&b=.+"))
+    expect(page.locator("table.versus tbody tr")).to_have_count(9)

@@ -28,6 +28,7 @@ def paths(ingest: httpx.Client) -> list[str]:
         "/", "/incidents", f"/incidents/{incident}", "/requests", "/engines/inc-a1",
         "/requests/cmpl-0111", "/requests/cmpl-1003",
         "/requests/" + quote(wide["internal_request_id"], safe=""), "/requests?verdict=stalled",
+        "/compare", "/cost", "/cost?range=7d", "/runbooks", "/runbooks/zero_hit",
     ]  # fmt: skip
 
 

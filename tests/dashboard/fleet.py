@@ -61,11 +61,15 @@ def send(client: httpx.Client, info: EngineInfo, records: Sequence[RequestRecord
     assert not answer.json().get("partialSuccess"), answer.text
 
 
-def open_incident(client: httpx.Client) -> str:
-    """Id of the open incident; detection follows the acknowledged ingest, so wait for it."""
+def open_incident(client: httpx.Client, of: str | None = None) -> str:
+    """Id of the open incident, of any engine or of the incarnation ``of``.
+
+    Detection follows the acknowledged ingest, so wait for it.
+    """
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         found = client.get("/api/v1/incidents", params={"state": "open"}).json()["incidents"]
+        found = [item for item in found if of in (None, item["incarnation_id"])]
         if found:
             return str(found[0]["id"])
         time.sleep(0.02)

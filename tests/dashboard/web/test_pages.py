@@ -1,5 +1,8 @@
 """The pages over HTTP, on the real server, filled through real ingest."""
 
+import csv
+import io
+import json
 import re
 import time
 from urllib.parse import quote
@@ -72,6 +75,107 @@ def test_engine_page_names_the_fingerprint(filled: httpx.Client) -> None:
     healthy = page(filled, "/engines/inc-b1?range=7d")
     assert "fingerprint" not in healthy
     assert "p95" in healthy
+
+
+def test_engine_page_has_a_line_per_group_and_tells_the_size_of_the_tier(
+    filled: httpx.Client,
+) -> None:
+    html = page(filled, "/engines/inc-b1")
+    series = html[html.index("Groups over time") : html.index("Pool sizing")]
+    assert series.count('<th scope="row">') == 3
+    assert series.count("<polyline") >= 3 * 5
+    assert re.search(r"resident: highest [0-9]+ chunks", series)
+    assert "Reload p99" in series
+    sizing = html[html.index("Pool sizing") : html.index("KV-cache groups</h2>")]
+    assert "293 chunks now" in sizing
+    assert "would serve 95 % of what comes back" in sizing
+
+
+def test_incident_is_compared_with_what_was_before(filled: httpx.Client) -> None:
+    html = page(filled, f"/incidents/{open_incident(filled)}")
+    before = html[html.index("Before and during") : html.index("Handling")]
+    assert "12 requests in the day before" in before
+    assert re.search(r"Requests that lost all</th>\s*<td[^>]*>0 %", before)
+    assert 'href="/runbooks/zero_hit"' in html
+
+
+def test_a_later_start_is_compared_with_the_one_before(filled: httpx.Client) -> None:
+    closed = filled.get("/api/v1/incidents", params={"state": "closed"}).json()["incidents"]
+    one = next(item for item in closed if item["incarnation_id"] == "inc-c1")
+    assert "Against the start before" not in page(filled, f"/incidents/{one['id']}")
+    again = engine("node-a:0", "inc-a2", started_at=time.time())
+    send(filled, again, [lost_record(i, again, finish=time.time() + i) for i in range(3)])
+    newest = open_incident(filled, of="inc-a2")
+    assert "Against the start before" in page(filled, f"/incidents/{newest}")
+
+
+def test_what_people_did_stands_on_the_incident(filled: httpx.Client) -> None:
+    incident = open_incident(filled)
+    assert "nobody looks after it yet" in page(filled, f"/incidents/{incident}")
+    for verb, body in (
+        ("acknowledge", {"name": "ann", "text": "on it <b>"}),
+        ("silence", {"name": "ben", "seconds": 3600}),
+    ):
+        answer = filled.post(f"/api/v1/incidents/{incident}/{verb}", json=body)
+        assert answer.status_code == 200, answer.text
+    html = page(filled, f"/incidents/{incident}")
+    assert "acknowledged by ann" in html
+    assert "by ben" in html
+    assert "on it &lt;b&gt;" in html
+
+
+def test_two_configurations_side_by_side(filled: httpx.Client) -> None:
+    html = page(filled, "/compare")
+    assert "vLLM 0.32.0, corrected" in html
+    assert "vLLM 0.29.0, stock" in html
+    assert re.search(r'Served of expected</th>\s*<td class="r better">100 %', html)
+    swapped = re.search(r'href="(/compare\?a=[^"]+)">Swap', html)
+    assert swapped is not None
+    turned = page(filled, swapped.group(1).replace("&amp;", "&"))
+    assert re.search(r'Served of expected</th>\s*<td class="r worse">0 %', turned)
+    assert "There is nothing to compare yet" not in page(filled, "/compare?a=nonsense&b=no")
+
+
+def test_one_configuration_cannot_be_compared(client: httpx.Client) -> None:
+    send(client, engine(), [cold_record(1)])
+    assert "There is nothing to compare yet" in page(client, "/compare")
+
+
+def test_cost_by_cause_and_engine(filled: httpx.Client) -> None:
+    html = page(filled, "/cost")
+    causes = html[html.index("Lost tokens by cause") : html.index("How to read this")]
+    assert causes.index("drafter fallback") < causes.index("store gap")
+    engines = html[html.index('id="engines-title"') :]
+    assert engines.index("inc-a1") < engines.index("inc-b1")
+    assert "Nothing was lost in this range" in page(filled, "/cost?range=1h") or "drafter" in html
+
+
+def test_a_request_is_a_waterfall_of_its_steps(filled: httpx.Client) -> None:
+    html = page(filled, "/requests/cmpl-1003")
+    falls = html[html.index("Waterfall") : html.index("Lookups")]
+    steps = [falls.index(f"</i>{step}</th>") for step in ("Waiting", "Lookup", "Load", "Compute")]
+    assert steps == sorted(steps)
+    assert "12 ms copying" in falls
+
+
+def test_exports_follow_the_filters(filled: httpx.Client) -> None:
+    html = page(filled, "/requests?verdict=lost&engine=inc-a1")
+    links = re.findall(r'href="(/api/v1/export[^"]+)"', html)
+    assert len(links) == 2
+    table = filled.get(links[0].replace("&amp;", "&"))
+    assert table.headers["content-type"] == "text/csv; charset=utf-8"
+    rows = list(csv.DictReader(io.StringIO(table.text)))
+    lines = filled.get(links[1].replace("&amp;", "&")).text.splitlines()
+    assert len(rows) == len(lines) == 14
+    assert {row["verdict"] for row in rows} == {"lost"}
+    assert rows[0]["lost_tokens"] == str(json.loads(lines[0])["lost_tokens"])
+
+
+def test_a_cell_never_becomes_a_formula(client: httpx.Client) -> None:
+    info = engine(model="=HYPERLINK(1)")
+    send(client, info, [cold_record(1, info)])
+    (row,) = csv.DictReader(io.StringIO(client.get("/api/v1/export?format=csv").text))
+    assert row["model"] == "'=HYPERLINK(1)"
 
 
 def test_request_page_shows_strip_and_numbers_without_script(filled: httpx.Client) -> None:
