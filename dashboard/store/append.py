@@ -19,6 +19,7 @@ from kvlens.dashboard.store.rollup import (
     Counters,
     add,
     counters,
+    of_fleet,
     pack,
     unpack,
 )
@@ -189,8 +190,9 @@ class Appender:
         slots: dict[tuple[int, int, int], Counters] = {}
         for (number, minute), found in sums.items():
             add(slots.setdefault((EVER, number, 0), {}), found.items())
-            for level, engine in product(LEVELS, (number, FLEET)):
-                add(slots.setdefault((level, engine, minute * MINUTE // level), {}), found.items())
+            both = ((number, found), (FLEET, of_fleet(found)))
+            for level, (engine, more) in product(LEVELS, both):
+                add(slots.setdefault((level, engine, minute * MINUTE // level), {}), more.items())
         for slot, found in slots.items():
             kept = self._db.execute(_SLOT, slot).fetchone()
             if kept is not None:

@@ -30,7 +30,7 @@ from kvlens.dashboard.store.clickhouse_schema import FLEET, migrate
 from kvlens.dashboard.store.clickhouse_target import Target
 from kvlens.dashboard.store.query import cursor
 from kvlens.dashboard.store.retention import Limits
-from kvlens.dashboard.store.rollup import EVER, fill, level_of, points
+from kvlens.dashboard.store.rollup import EVER, fill, level_of, of_fleet, points
 from kvlens.telemetry.records import EngineInfo, RequestRecord, decode_record
 
 _PRUNE_EVERY: Final = 3600.0
@@ -268,7 +268,10 @@ class ClickHouseStore:
             f" AND slot BETWEEN {int(since // step) * step // level} AND {int(until // level)}"
             " GROUP BY slot"
         )
-        return points(((slot * level, sums) for slot, sums in rows), step)
+        return points(
+            ((slot * level, of_fleet(sums) if engine is None else sums) for slot, sums in rows),
+            step,
+        )
 
     def _records(self, where: str, limit: int) -> list[tuple[int, RequestRecord]]:
         rows = self._http.query(

@@ -50,6 +50,11 @@ def add(counters: Counters, more: Iterable[tuple[str, float]]) -> Counters:
     return counters
 
 
+def of_fleet(counters: Counters) -> Counters:
+    """Without what is of single groups: group 0 of one model is not group 0 of another."""
+    return {key: value for key, value in counters.items() if not key.startswith(_GROUP)}
+
+
 def pack(counters: Counters) -> str:
     """As kept in the store."""
     return msgspec.json.encode(counters).decode()

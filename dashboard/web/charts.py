@@ -23,6 +23,11 @@ class Window:
     until: float
     step: int
 
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return self.until - self.since
+
     @classmethod
     def named(cls, name: str, now: float) -> Window:
         """The range called ``name``, ending now; an unknown name is the default."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvlens.dashboard.store.base import Engine, Store, Totals
 from kvlens.dashboard.store.sums import add_up
 from kvlens.dashboard.web.bars import percent
 from kvlens.dashboard.web.charts import Window
 
-MOST_ENGINES = 50
+MOST_ENGINES = 20
 """Rows of the table: the engines that lost most since their start."""
+_HOUR = 3600
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class CostPage:
     @property
     def seconds(self) -> float:
         """Length of the window."""
-        return self.window.until - self.window.since
+        return self.window.seconds
 
     @property
     def devices(self) -> str:
@@ -59,6 +60,9 @@ class CostPage:
 
 def cost_page(store: Store, window: Window) -> CostPage:
     """Read the page."""
+    if window.seconds > _HOUR:  # whole hours: their sums are kept, a hundredth of the rows
+        since = window.since // _HOUR * _HOUR
+        window = replace(window, since=since, step=_HOUR)
     totals = add_up(store.series(window.since, window.until, window.step, None))
     active = [engine for engine in store.engines() if engine.last_seen >= window.since]
     active.sort(key=lambda item: -(item.totals.lost_tokens + item.totals.evicted_tokens))

@@ -81,4 +81,4 @@ def sizing(totals: Totals, capacity: int | None) -> Sizing | None:
 def _log2(capacity: int) -> float:
     """Position between powers of two, linear in between."""
     power = capacity.bit_length() - 1
-    return power + (capacity - 2**power) / 2**power
+    return float(power + (capacity - 2**power) / 2**power)

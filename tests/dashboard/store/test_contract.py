@@ -191,7 +191,10 @@ def test_series(store: Store) -> None:
     ]
     assert points[0].expected_tokens == 2048
     assert [p.lost_tokens for p in store.series(start + 60, start + 100, 60, "inc-a1")] == [1024]
-    assert store.series(start, start + 179, 60, "node-b:0")[0].loads == 1
+    assert points[0].groups == {}  # group 0 of one model is not group 0 of another
+    of_b = store.series(start, start + 179, 60, "node-b:0")[0]
+    assert of_b.loads == 1
+    assert {group: sums.loaded for group, sums in of_b.groups.items()} == {0: 2, 1: 1, 2: 1}
     assert store.series(start, start + 179, 60, "nobody") == []
     hourly = store.series(start, start + 179, 3600, None)
     assert sum(sum(point.requests.values()) for point in hourly) == 4
