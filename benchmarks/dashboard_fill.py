@@ -22,7 +22,7 @@ from kvlens.dashboard.detect.base import Incident, Scope
 from kvlens.dashboard.store import schema
 from kvlens.dashboard.store.base import Batch
 from kvlens.dashboard.store.codec import pack
-from kvlens.dashboard.store.rollup import EVER, LEVELS, Counters, add, counters
+from kvlens.dashboard.store.rollup import EVER, LEVELS, Counters, add, counters, of_fleet
 from kvlens.dashboard.store.rollup import pack as pack_counters
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
@@ -155,9 +155,10 @@ def _write_sums(
     for (engine, minute, kind), times in seen.items():
         pairs = list(_times(kinds[engine][kind][0], times))
         add(slots.setdefault((EVER, numbers[engine], 0), {}), pairs)
+        fleet = list(of_fleet(dict(pairs)).items())
         for level in LEVELS:
-            for number in (numbers[engine], schema.FLEET):
-                add(slots.setdefault((level, number, minute * 60 // level), {}), pairs)
+            for number, more in ((numbers[engine], pairs), (schema.FLEET, fleet)):
+                add(slots.setdefault((level, number, minute * 60 // level), {}), more)
     db.execute("BEGIN")
     db.executemany(
         "INSERT INTO sums VALUES (?, ?, ?, ?)",
