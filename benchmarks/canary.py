@@ -57,9 +57,6 @@ CASES = [
     Case(HYBRID, "tiny", False),
     Case(HYBRID, "tiny", True),
     Case(GDN, "tiny-recurrent", False, dtype="bfloat16"),
-    Case(HYBRID, "tiny", True, lookup="exact"),
-    Case(GDN, "tiny-recurrent", False, lookup="exact", dtype="bfloat16"),
-    Case(FULL, "tiny-full", True, version=AFFECTED),
     Case(HYBRID, "tiny", True, version=AFFECTED),
 ]
 BY_NAME = {case.name: case for case in CASES}
