@@ -30,6 +30,25 @@ def group_kind(spec: Any) -> str:
     return str(type(spec).__name__)
 
 
+def describe_group(group: Any, spec: Any, drafter: bool) -> GroupLayout:
+    """Describe one of the scheduler's groups, which holds KV data as ``spec`` says."""
+    windowed, local = (
+        isinstance(spec, SlidingWindowSpec),
+        isinstance(spec, ChunkedLocalAttentionSpec),
+    )
+    return GroupLayout(
+        kv_group=group.group_idx,
+        group_kind=group_kind(spec),
+        tokens_per_block=group.tokens_per_block,
+        tokens_per_chunk=group.tokens_per_chunk,
+        window=spec.sliding_window if windowed else None,
+        extra_retained=getattr(spec, "extra_retained_tokens", 0) or 0,
+        attention_chunk=spec.attention_chunk_size if local else None,
+        drafter=drafter,
+        drafter_used=bool(group.is_eagle_group),
+    )
+
+
 def describe(scheduler: Any, kv_cache_config: Any) -> Layout:
     """Describe the groups of an ``OffloadingConnectorScheduler``.
 
@@ -40,24 +59,8 @@ def describe(scheduler: Any, kv_cache_config: Any) -> Layout:
     groups = []
     for group in config.kv_group_configs:
         cache_group = kv_cache_config.kv_cache_groups[group.group_idx]
-        spec = cache_group.kv_cache_spec
-        groups.append(
-            GroupLayout(
-                kv_group=group.group_idx,
-                group_kind=group_kind(spec),
-                tokens_per_block=group.tokens_per_block,
-                tokens_per_chunk=group.tokens_per_chunk,
-                window=getattr(spec, "sliding_window", None)
-                if isinstance(spec, SlidingWindowSpec)
-                else None,
-                extra_retained=getattr(spec, "extra_retained_tokens", 0) or 0,
-                attention_chunk=spec.attention_chunk_size
-                if isinstance(spec, ChunkedLocalAttentionSpec)
-                else None,
-                drafter=bool(getattr(cache_group, "is_eagle_group", False)),
-                drafter_used=bool(group.is_eagle_group),
-            )
-        )
+        drafter = bool(getattr(cache_group, "is_eagle_group", False))
+        groups.append(describe_group(group, cache_group.kv_cache_spec, drafter))
     return Layout(
         groups=groups,
         tokens_per_hash=compat.tokens_per_hash(config),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from kvlens.telemetry import facts, semconv
-from kvlens.telemetry.oracle import is_full_attention, is_recurrent, limit, required_chunks
+from kvlens.telemetry.oracle import is_full_attention, required_chunks, whole_boundary
 from kvlens.telemetry.records import EngineInfo, GroupChunks, GroupLayout, Layout, Store
 from kvlens.telemetry.requests import Answer, OpenRequest
 from kvlens.telemetry.residency import LIVE, Residency, State
@@ -161,7 +161,7 @@ def retained_chunks(info: EngineInfo, group: GroupLayout, prompt_tokens: int) ->
     Those that the same prompt would need again, and those at each multiple of
     the interval. What it leaves out is policy's, not a loss.
     """
-    last = _whole_boundary(info.layout, prompt_tokens)
+    last = whole_boundary(info.layout, prompt_tokens)
     interval = info.retention_interval
     chunks: set[int] = set()
     for boundary in (last, *(range(interval, last, interval) if interval else ())):
@@ -169,19 +169,6 @@ def retained_chunks(info: EngineInfo, group: GroupLayout, prompt_tokens: int) ->
         if group.drafter:
             chunks.add(-(-boundary // group.tokens_per_chunk))
     return chunks
-
-
-def _whole_boundary(layout: Layout, tokens: int) -> int:
-    """Largest boundary within ``tokens`` if every chunk were there."""
-    boundary = limit(layout, 0, tokens)
-    for group in layout.groups:
-        chunk = group.tokens_per_chunk
-        boundary = min(boundary, max(0, tokens // chunk - group.drafter) * chunk)
-    states = [group.tokens_per_chunk for group in layout.groups if is_recurrent(group)]
-    while any(boundary % chunk for chunk in states):
-        for chunk in states:
-            boundary -= boundary % chunk
-    return boundary
 
 
 def note_held_back(info: EngineInfo, residency: Residency, request: OpenRequest) -> dict[int, int]:

@@ -17,8 +17,9 @@ _NEXT: dict[Cause, str] = {
     Cause.POP_WITHOUT_WIDENING: f"On the affected engine {_CORRECTED}: both ask a drafter group "
     "for one chunk more than it keeps.",
     Cause.WINDOW_VETO: "Look at kv_group {kv_group} in the chunk strip: if the writer keeps fewer "
-    "chunks than the reader asks for, upgrade vLLM, and drop prefix_cache_retention_interval if "
-    "it is set. Until then nothing beyond that window is served from the tier.",
+    "chunks than the reader asks for, "
+    "run the connector with lookup=corrected, whose correction reachable_window stores what a load "
+    "needs; or set prefix_cache_retention_interval so that more windows are kept, or upgrade vLLM.",
     Cause.CHUNK_GRANULARITY: "Lower block_size or blocks_per_chunk in kv_connector_extra_config "
     "(largest chunk now: {largest_chunk:,} tokens), if prompts of this length matter.",
     Cause.STORE_GAP: "Find out why chunk {first_gap_chunk} of kv_group {kv_group} is skipped: "

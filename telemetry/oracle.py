@@ -134,6 +134,22 @@ def servable_boundary(
     return boundary
 
 
+def whole_boundary(layout: Layout, tokens: int) -> int:
+    """Largest boundary that is servable within ``tokens`` if every chunk is there.
+
+    What :func:`servable_boundary` finds then, without asking.
+    """
+    boundary = limit(layout, 0, tokens)
+    for group in layout.groups:
+        chunk = group.tokens_per_chunk
+        boundary = min(boundary, max(0, tokens // chunk - group.drafter) * chunk)
+    states = [group.tokens_per_chunk for group in layout.groups if is_recurrent(group)]
+    while any(boundary % chunk for chunk in states):
+        for chunk in states:
+            boundary -= boundary % chunk
+    return boundary
+
+
 class _GroupSearch:
     """One group's view of a descending search; remembers what it asked."""
 

@@ -1,9 +1,10 @@
 """Corrections of vLLM's offloading scheduler: one module per defect.
 
 Each module defines ``NAME``, ``SUMMARY`` and ``FIXED_IN`` (the first vLLM
-release without the defect), ``present()`` (does the installed vLLM have it?
-answered by running vLLM's own code on a small case) and ``apply(base)``, which
-returns a subclass of an ``OffloadingConnectorScheduler`` class that does not.
+release without the defect, None while there is none), ``present()`` (does the
+installed vLLM have it? answered by running vLLM's own code on a small case) and
+``apply(base)``, which returns a subclass of an ``OffloadingConnectorScheduler``
+class that does not.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from kvlens.connector.corrections import (
     held_back_tail,
     load_start,
     pop_widening,
+    reachable_window,
     token_watermark,
 )
 from kvlens.telemetry.records import Correction
@@ -29,6 +31,7 @@ ALL: tuple[ModuleType, ...] = (
     held_back_tail,
     load_start,
     token_watermark,
+    reachable_window,
 )
 
 
@@ -69,9 +72,10 @@ def _probe(module: ModuleType) -> tuple[str, str]:
         return "unknown", f"the probe failed: {type(error).__name__}: {error}"
     finally:
         scheduler.logger = logger
+    fixed = f"fixed in {module.FIXED_IN}" if module.FIXED_IN else "in all releases that have it"
     if present:
-        return "active", f"this vLLM has the defect (fixed in {module.FIXED_IN}): {module.SUMMARY}"
-    return "not_needed", f"this vLLM does not have the defect (fixed in {module.FIXED_IN})"
+        return "active", f"this vLLM has the defect ({fixed}): {module.SUMMARY}"
+    return "not_needed", f"this vLLM does not have the defect ({fixed})"
 
 
 def apply(base: type[Any], planned: list[Correction]) -> type[Any]:

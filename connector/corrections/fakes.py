@@ -15,7 +15,8 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     RequestOffloadState,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec
+from vllm.v1.core.single_type_kv_cache_manager import SlidingWindowManager
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.request import RequestStatus
 
@@ -169,6 +170,22 @@ def run_lookup(scheduler: Any, status: Any, *caps: int) -> int | None:
     search = getattr(scheduler, "_lookup_complete_chunks", None) or scheduler._lookup
     found: int | None = search(status, *caps)
     return found
+
+
+def window_case(cls: type[Any]) -> tuple[Any, Any]:
+    """Scheduler with full attention (16), a window of 64 (16) and states (64), and the window.
+
+    Sizes are tokens, chunks in parentheses; windows are kept at the end of prompts only.
+    """
+    window = SlidingWindowSpec(
+        block_size=16, num_kv_heads=1, head_size=8, dtype=torch.float32, sliding_window=64
+    )
+    groups = [_group(0, full_attention(16), 16, False), _group(1, window, 16, False)]
+    groups[1].manager_cls = SlidingWindowManager
+    scheduler = _scheduler(cls, groups)
+    scheduler.config.alignment_tokens = 16
+    scheduler.config.retention_interval = 0
+    return scheduler, groups[1]
 
 
 def allocation_case(cls: type[Any], local_tokens: int) -> tuple[Any, Any]:

@@ -104,6 +104,7 @@ def build(
     offload_prompt_only: bool = True,
     extra_config: dict[str, Any] | None = None,
     cls: type[Any] | None = None,
+    retention_interval: int | None = None,
 ) -> Any:
     """The scheduler of this vLLM with the corrections that ``settings`` ask for.
 
@@ -135,7 +136,7 @@ def build(
     vllm_config = SimpleNamespace(
         speculative_config=speculative,
         cache_config=SimpleNamespace(
-            enable_prefix_caching=True, prefix_cache_retention_interval=None
+            enable_prefix_caching=True, prefix_cache_retention_interval=retention_interval
         ),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
     )

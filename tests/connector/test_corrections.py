@@ -1,4 +1,4 @@
-"""Each correction: present in 0.29 only, and what it changes."""
+"""Each correction: where its defect is, and what it changes."""
 
 from types import SimpleNamespace
 
@@ -25,7 +25,9 @@ def without(name):
 
 def test_the_probes_tell_which_vllm_is_affected():
     planned = {item.name: item.state for item in corrections.plan(load({}, {}))}
-    assert planned == dict.fromkeys(NAMES, "active" if AFFECTED else "not_needed")
+    newer = planned.pop("reachable_window")
+    assert planned == dict.fromkeys(planned, "active" if AFFECTED else "not_needed")
+    assert newer == ("not_needed" if AFFECTED else "active")
 
 
 def test_stock_mode_and_switches_turn_corrections_off():
@@ -153,3 +155,56 @@ def test_load_start():
             run(without("load_start"))
     else:
         assert run(without("load_start")) == [3, 6]
+
+
+# F4 on today's releases: the window that is kept ends where no load can.
+@pytest.mark.parametrize(
+    ("groups", "boundary"),
+    [
+        ([Group("mamba", 64)], 256),
+        ([Group("full_attention", 16, drafter=True)], 272),
+        ([Group("sliding_window", 16, window=64, drafter=True)], 272),
+    ],
+)
+def test_reachable_window(groups, boundary):
+    layout = [Group("full_attention", 16), Group("sliding_window", 16, window=64), *groups]
+    needed = set(range((boundary - 63) // 16, boundary // 16))
+
+    def kept(settings):
+        scheduler = build(layout, settings=settings, retention_interval=0)
+        return chunks_kept(scheduler, 1, prompt=300)
+
+    assert needed <= kept({})
+    if not AFFECTED:
+        stock = kept(without("reachable_window"))
+        assert not needed <= stock <= kept({})
+        assert len(kept({}) - stock) <= 64 // 16, "at most one more window"
+
+
+def chunks_kept(scheduler, group, prompt):
+    """Chunks of ``group`` that a prompt, computed in one step, offers to the tier."""
+    request = Request("a", prompt)
+    status = add(scheduler, request)
+    for state, config in zip(status.group_states, scheduler.config.kv_group_configs, strict=True):
+        state.block_ids = list(range(1, prompt // config.tokens_per_block + 1))
+    request.num_computed_tokens = 0
+    offered = []
+    prepare = scheduler.manager.prepare_store
+    scheduler.manager.prepare_store = lambda keys, *more: (
+        offered.extend(keys) or prepare(keys, *more)
+    )
+    scheduler._build_store_jobs(
+        SimpleNamespace(num_scheduled_tokens={"a": prompt}, finished_req_ids=set())
+    )
+    keys = status.group_states[group].offload_keys
+    return {index for index, key in enumerate(keys) if key in set(offered)}
+
+
+def test_a_window_that_is_reached_already_costs_nothing():
+    layout = [Group("full_attention", 16), Group("sliding_window", 16, window=64)]
+
+    def kept(settings):
+        scheduler = build(layout, settings=settings, block_drop=False, retention_interval=0)
+        return chunks_kept(scheduler, 1, prompt=300)
+
+    assert kept({}) == kept(without("reachable_window"))

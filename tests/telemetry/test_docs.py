@@ -27,6 +27,7 @@ OTHER = {
     "kvlens_url": "variable of the Grafana dashboards",
     "kvlens.db": "default file of the store",
     "kvlens.theme": "key in the browser's storage",
+    "kvlens.name": "another",
 }
 
 

@@ -7,7 +7,7 @@ import random
 from random_layouts import random_layout
 from recording import Engine, engine
 
-from kvlens.telemetry import accounting
+from kvlens.telemetry import accounting, oracle
 from kvlens.telemetry.oracle import servable_boundary
 from kvlens.telemetry.records import GroupLayout, Layout
 
@@ -73,4 +73,4 @@ def test_the_boundary_of_a_whole_prompt_is_the_oracles():
         if any(group.attention_chunk for group in layout.groups):
             continue  # may need nothing at all, and then reaches beyond its last complete chunk
         every = servable_boundary(layout, lambda *_: True, 0, tokens)
-        assert accounting._whole_boundary(layout, tokens) == every, (layout, tokens)
+        assert oracle.whole_boundary(layout, tokens) == every, (layout, tokens)

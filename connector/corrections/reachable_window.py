@@ -1,0 +1,88 @@
+"""Defect: of windowed groups only a window is stored at which no load can end.
+
+With ``prefix_cache_retention_interval`` (0 by default since 0.30) the store keeps, of a
+windowed group, the window that ends at the prompt's last chunk of full attention. Where
+another group lets no load end there, nothing can ever be served: beside a recurrent group
+with larger chunks, whose states are at multiples of those, or beside a drafter group, whose
+last chunk is popped. The GPU's own prefix cache knows of both.
+
+Correction: the window that ends at the largest boundary at which all groups can meet is
+stored as well. That is at most one more window for each windowed group of a prompt, and
+none where vLLM's own window is that one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    OffloadingConnectorScheduler,
+)
+
+from kvlens.connector.corrections import fakes
+from kvlens.connector.layout import describe_group
+from kvlens.telemetry.oracle import required_chunks, whole_boundary
+from kvlens.telemetry.records import GroupLayout, Layout
+
+NAME = "reachable_window"
+SUMMARY = "of windowed groups only a window is stored at which no load can end"
+FIXED_IN = None
+"""No release so far."""
+_METHOD = "_reachable_store_block_mask"
+
+
+def present() -> bool:
+    """Whether a prompt of 300 tokens keeps no window that ends at 256, where its last state is."""
+    if not hasattr(OffloadingConnectorScheduler, _METHOD):
+        return False
+    scheduler, window = fakes.window_case(OffloadingConnectorScheduler)
+    mask = getattr(scheduler, _METHOD)(
+        group_config=window,
+        start_chunk_idx=0,
+        end_chunk_idx=18,
+        final_segment_end_chunk_idx=None,
+        reachable_boundaries=(299,),
+    )
+    return mask is not None and not all(mask[12:16])
+
+
+def apply(base: type[Any]) -> type[Any]:
+    """Store the window that a load will need as well."""
+
+    class WithReachableWindows(base):
+        _kvlens_groups: list[GroupLayout] | None = None
+
+        def _reachable_store_block_mask(self, **case: Any) -> list[bool] | None:
+            mask: list[bool] | None = super()._reachable_store_block_mask(**case)
+            boundaries = case["reachable_boundaries"]
+            if mask is None or not boundaries:
+                return mask
+            groups = self._kvlens_groups
+            if groups is None:
+                groups = self._kvlens_groups = [
+                    describe_group(group, group.kv_cache_spec, bool(group.is_eagle_group))
+                    for group in self.config.kv_group_configs
+                ]
+            return _widened(mask, groups, case, self.config.blocks_per_chunk)
+
+    return WithReachableWindows
+
+
+def _widened(
+    mask: list[bool], groups: list[GroupLayout], case: dict[str, Any], blocks_per_chunk: int
+) -> list[bool]:
+    """``mask``, one entry per block, with the blocks that loads up to each boundary need."""
+    layout = Layout(groups=groups, tokens_per_hash=1)
+    group = layout.by_group()[case["group_config"].group_idx]
+    start, end = case["start_chunk_idx"], case["end_chunk_idx"]
+    wanted: set[int] = set()
+    for last in case["reachable_boundaries"]:
+        boundary = whole_boundary(layout, last + 1)
+        wanted.update(required_chunks(group, 0, boundary) or ())
+        if group.drafter:
+            wanted.add(-(-boundary // group.tokens_per_chunk))  # the one to pop
+    for chunk in wanted:
+        if start <= chunk < end:
+            at = (chunk - start) * blocks_per_chunk
+            mask[at : at + blocks_per_chunk] = [True] * blocks_per_chunk
+    return mask
