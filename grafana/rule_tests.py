@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from grafana import alerts, recording
 from grafana.rule_cases import UP, Case, healthy, kv, requests, stock, vl
 from kvlens.telemetry import semconv as s
 from kvlens.telemetry.semconv import Cause, Verdict
@@ -11,6 +12,8 @@ from kvlens.telemetry.semconv import Cause, Verdict
 ZERO, LOST, GAPS = "KVOffloadZeroHit", "KVOffloadLostTokens", "KVOffloadStoreGaps"
 THRASH, STALL, SLOW = "KVOffloadCapacityThrash", "KVOffloadDeferralStall", "KVOffloadSlowReload"
 FAILURES, UNSAFE, BLIND = "KVOffloadStoreFailures", "KVOffloadUnsafeBoundary", "KVLensTelemetryLost"
+EVALUATED: Final = [group["name"] for group in (*recording.groups(), *alerts.groups())]
+"""promtool 3 goes through groups in any order unless told: alerts after what they read."""
 SILENT: Final[dict[str, int]] = {}
 _LOST_ALL = (
     healthy()
@@ -232,6 +235,7 @@ def files(rules: list[str]) -> dict[str, dict[str, Any]]:
     return {
         f"{name}.test.yml": {
             "rule_files": rules,
+            "group_eval_order": EVALUATED,
             "evaluation_interval": "5m" if name == "days" else "1m",
             "tests": [case.test("5m" if name == "days" else "1m") for case in found],
         }

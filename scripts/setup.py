@@ -18,6 +18,8 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import newer_prometheus
+
 ROOT = Path(__file__).resolve().parent.parent
 ENVIRONMENTS = {
     ".venv": ("engine-0.32.0", "test", "dev"),
@@ -177,6 +179,8 @@ def main() -> int:
                 list(pool.map(Environment.build, environments))
         if options.system:
             install_system_tools()
+            if told := newer_prometheus.install():
+                say(told)
     except SetupError as error:
         say(str(error))
         return 2

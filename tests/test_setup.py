@@ -23,6 +23,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("kvlens_setup", ROOT / "scripts" / "setup.py")
     assert spec is not None
     assert spec.loader is not None
+    monkeypatch.syspath_prepend(ROOT / "scripts")  # where a script finds its neighbours
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     (tmp_path / "requirements").mkdir()
@@ -97,3 +98,21 @@ def test_locks_are_exact_and_hold_nothing_that_does_not_fit(lock: Path) -> None:
     assert all(re.match(r"[\w.-]+==[\w.+!]+( ; .+)?$", line) for line in lines)
     assert len(names) == len(set(names))
     assert not MISFITS & set(names)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sources.list", "deb http://mirror.example/debian bookworm main\n"),
+        ("sources.list", "deb [signed-by=/k.gpg] http://mirror.example/debian/ bookworm main\n"),
+        ("sources.list.d/debian.sources", "Types: deb\nURIs: http://mirror.example/debian\n"),
+    ],
+)
+def test_the_mirror_of_this_machine_is_found(
+    name: str, text: str, setup: ModuleType, tmp_path: Path
+) -> None:
+    path = tmp_path / "etc" / name
+    path.parent.mkdir(parents=True)
+    assert setup.newer_prometheus.mirror(tmp_path / "etc") is None
+    path.write_text("# other\ndeb http://security.example/debian-security x main\n" + text)
+    assert setup.newer_prometheus.mirror(tmp_path / "etc") == "http://mirror.example/debian"

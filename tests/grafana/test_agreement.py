@@ -14,7 +14,7 @@ import runs
 from stack import ROOT
 from test_rules import promtool
 
-from grafana import alerts, rule_cases
+from grafana import alerts, rule_cases, rule_tests
 from grafana.rulefile import dump
 from kvlens.connector.config import LookupMode
 
@@ -116,8 +116,11 @@ def firing(run: runs.Run, folder: Path) -> set[str]:
     path = folder / "run.test.yml"
     files = [str(rules) for rules in sorted(RULES.glob("*.yml"))]
     path.write_text(
-        dump({"rule_files": files, "evaluation_interval": "1m", "tests": [test.test()]})
-    )
+        dump({
+            "rule_files": files, "evaluation_interval": "1m",
+            "group_eval_order": rule_tests.EVALUATED, "tests": [test.test()],
+        })
+    )  # fmt: skip
     said = promtool("test", "rules", path)
     text = said.stdout + said.stderr
     assert said.returncode in (0, 1), text
