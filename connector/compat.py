@@ -29,6 +29,12 @@ from kvlens.connector.versions import UnsupportedVLLMError as UnsupportedVLLMErr
 TESTED = (Version(versions.SUPPORTED[0].version), Version(versions.SUPPORTED[-1].version))
 """First and last release that the test suite runs on."""
 OVERRIDE_ENV = "KVLENS_UNTESTED_VLLM"
+SEARCH = (
+    "_lookup_complete_chunks"
+    if hasattr(OffloadingConnectorScheduler, "_lookup_complete_chunks")
+    else "_lookup"
+)
+"""vLLM's search over complete chunks: 0.28 split it off, to extend its answer by a partial tail."""
 _VOLATILE_TIERS = frozenset({"example", "p2p"})
 """Secondary tiers whose content is gone once their engines are."""
 

@@ -18,10 +18,6 @@ from collections.abc import Callable
 from math import lcm
 from typing import Any, NamedTuple
 
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
-    OffloadingConnectorScheduler,
-)
-
 from kvlens.connector import compat, layout
 from kvlens.connector.boundary import HIT, Keys, Rules, Search, UnconfirmedError
 from kvlens.connector.config import ConnectorSettings, LookupMode
@@ -29,13 +25,6 @@ from kvlens.connector.fallback import StockFallback
 from kvlens.connector.observer import raise_errors
 from kvlens.connector.partial_tail import PartialTails
 from kvlens.telemetry.facts import group_of
-
-SEARCH = (
-    "_lookup_complete_chunks"
-    if hasattr(OffloadingConnectorScheduler, "_lookup_complete_chunks")
-    else "_lookup"
-)
-"""vLLM's search over complete chunks: 0.28 split it off, to extend its answer by a partial tail."""
 
 
 class _Answer(NamedTuple):
@@ -304,7 +293,7 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
             answer: int | None
             if self.boundary_lookup.finds_tails():
                 req_status.partial_tail_boundary = None
-                answer = getattr(self, SEARCH)(req_status, *args, **kwargs)
+                answer = getattr(self, compat.SEARCH)(req_status, *args, **kwargs)
             else:
                 answer = super()._lookup(req_status, *args, **kwargs)
             return answer
@@ -333,7 +322,7 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
             answer: tuple[bool, dict[str, Any] | None] = super().request_finished(request)
             return answer
 
-    stock = getattr(base, SEARCH)
+    stock = getattr(base, compat.SEARCH)
 
     def search(self: Any, req_status: Any, *args: Any, **kwargs: Any) -> int | None:
         cap = kwargs.get("max_num_new_tokens", args[0] if args else None)
@@ -342,5 +331,5 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
         )
         return answer
 
-    setattr(WithBoundaryLookup, SEARCH, search)
+    setattr(WithBoundaryLookup, compat.SEARCH, search)
     return WithBoundaryLookup

@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from brute_force import allocate, expected, problems, run, stock_kind
 from lookup_cases import HIT, MISS, PENDING, RETRY, Case, Group
 
-from kvlens.connector import compat, exact_lookup
+from kvlens.connector import compat
 from kvlens.connector.observer import Observer
 
 
@@ -164,7 +164,7 @@ def test_what_was_asked_is_noted_as_vllms_own_search_would_have_asked_it():
     result = run(F13, "exact")
     observer = result.scheduler.observer = Observer(SimpleNamespace(append=lambda fact: None))
     status = result.scheduler._req_status["request"]
-    assert getattr(result.scheduler, exact_lookup.SEARCH)(status) == 128
+    assert getattr(result.scheduler, compat.SEARCH)(status) == 128
     keys = [state.offload_keys for state in status.group_states]
     # Attention up to its first gap at chunk 11; of the states, the one after 128 tokens.
     assert observer.queries == [(keys[0][:12], 11, None), (keys[1][:2], 2, 1)]
