@@ -84,7 +84,10 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
             hub = Hub(metrics, settings.stream_queue, store.handling, [notifier.incident])
             detector = _detector(settings, store, hub, notifier, metrics)
             audience = Quiet(hub, hub.show) if isinstance(detector, Follower) else hub
-            writer = Writer(store, detector, audience, metrics, settings.queue_batches)
+            writer = Writer(
+                store, detector, audience, metrics, settings.queue_batches,
+                settings.engine_gone_seconds,
+            )  # fmt: skip
             hub.bind(store.incidents("open"))
             app.state.store = store
             app.state.services = Services(settings, store, writer, hub, metrics)

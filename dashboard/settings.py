@@ -65,6 +65,9 @@ class Settings(NotifySettings, Thresholds):
     stream_queue: int = Field(200, ge=1)
     """Request events kept for one slow stream client; older ones are dropped."""
 
+    engine_gone_seconds: float = Field(300.0, ge=1)
+    """An engine not heard of for so long is gone: each says every minute that it lives."""
+
     retention_seconds: float = Field(30 * _DAY, ge=60)
     """Requests, closed incidents and per-minute sums older than this are deleted."""
     retention_rollup_seconds: float = Field(365 * _DAY, ge=3600)

@@ -317,11 +317,13 @@ SPANS: Final = (
     ),
     SpanDoc(
         s.SPAN_ENGINE,
-        "Sent when an engine's connector starts and when it stops.",
+        "Sent when an engine's connector starts, every minute while it lives, and when it stops.",
         "none",
         (
             Attribute(
-                s.ATTR_ENGINE_STATE, "string", f"`{s.ENGINE_STARTED}` or `{s.ENGINE_STOPPED}`"
+                s.ATTR_ENGINE_STATE,
+                "string",
+                f"`{s.ENGINE_STARTED}`, `{s.ENGINE_ALIVE}` or `{s.ENGINE_STOPPED}`",
             ),
         ),
     ),

@@ -15,7 +15,7 @@ from kvlens.dashboard.detect.panel import Observed, Panel, all_detectors
 from kvlens.dashboard.detect.scraped import Scraped
 from kvlens.dashboard.scrape.reading import Scrape
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import Engine, Store
+from kvlens.dashboard.store.base import SILENT, Engine, Store
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 _REPLAY: Final = 1000
@@ -48,6 +48,7 @@ class Detection:
         self._unsaved = 0
         self._engines: dict[str, EngineInfo] = {}
         self._ended: dict[str, float] = {}
+        self._silent: set[str] = set()
 
     def restore(self) -> None:
         """Go on where the last process stopped; call before the first :meth:`process`."""
@@ -56,8 +57,39 @@ class Detection:
             self.process(records)
         self.process(
             (),
-            [(e.info.incarnation_id, e.ended_at) for e in engines if e.ended_at is not None],
+            [
+                (engine.info.incarnation_id, engine.ended_at)
+                for engine in engines
+                if engine.ended_at is not None and engine.end_reason != SILENT
+            ],
         )
+        self.end_silent(engines)
+
+    def end_silent(self, engines: Sequence[Engine]) -> None:
+        """Make up for the end of engines that fell silent, should the last process have died."""
+        self._fell_silent(
+            [
+                (engine.info.incarnation_id, engine.ended_at)
+                for engine in engines
+                if engine.ended_at is not None and engine.end_reason == SILENT
+            ]
+        )
+
+    def listen(self, heard_before: float) -> list[str]:
+        """End engines of which nothing was heard since then; returns their incarnations.
+
+        Their incidents close. One that is heard of again begins without a history.
+        """
+        fallen = self._store.silence(heard_before)
+        self._fell_silent(fallen)
+        return [incarnation for incarnation, _ in fallen]
+
+    def _fell_silent(self, fallen: Sequence[tuple[str, float]]) -> None:
+        for incarnation, at in fallen:
+            self._silent.add(incarnation)
+            self._panel.end(incarnation, at)
+        if self._panel.changed:
+            self.save()
 
     def load(self) -> list[Engine]:
         """Take up what was kept, without what was stored since; returns all engines."""
@@ -93,6 +125,7 @@ class Detection:
         observed += [Observed(record, waiting=True) for record in deferrals]
         self._panel.observe(observed, self._engines.get)
         late = {item.record.incarnation_id for item in observed}
+        self._silent -= late
         for incarnation in self._ended.keys() & late.union(ident for ident, _ in ended):
             self._panel.end(incarnation, self._ended[incarnation])
         for scrape in scrapes:
@@ -105,7 +138,7 @@ class Detection:
     def _tells(self, model: str) -> bool:
         """Whether an engine of that model sends records and has not ended."""
         return any(
-            info.model == model and incarnation not in self._ended
+            info.model == model and incarnation not in self._ended.keys() | self._silent
             for incarnation, info in self._engines.items()
         )
 

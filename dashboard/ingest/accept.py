@@ -34,6 +34,7 @@ _REASONS: Final = 3
 """Different reasons told in one answer."""
 OURS: Final = frozenset({semconv.SPAN_REQUEST, semconv.SPAN_ENGINE, semconv.SPAN_DEFERRAL})
 """Names of the spans that are for us."""
+_STATES: Final = (semconv.ENGINE_STARTED, semconv.ENGINE_ALIVE, semconv.ENGINE_STOPPED)
 
 
 @dataclass
@@ -111,10 +112,9 @@ def _checked_engine(text: str) -> EngineInfo:
 
 def _event(span: Span, engine: EngineInfo) -> EngineEvent:
     state = span.attributes.get(semconv.ATTR_ENGINE_STATE, "")
-    if state not in (semconv.ENGINE_STARTED, semconv.ENGINE_STOPPED):
+    if state not in _STATES:
         raise RecordError(
-            f"{semconv.ATTR_ENGINE_STATE} is {state[:40]!r}, not {semconv.ENGINE_STARTED} or "
-            f"{semconv.ENGINE_STOPPED}"
+            f"{semconv.ATTR_ENGINE_STATE} is {state[:40]!r}, not one of {', '.join(_STATES)}"
         )
     return EngineEvent(engine.incarnation_id, state, span.end_time)
 

@@ -110,6 +110,7 @@ class Follower:
         self._scrapes: deque[Scrape] = deque(maxlen=_SCRAPES)
         self._shown: dict[str, tuple[Incident, Handling]] = {}
         self._polled_at = time.time()
+        self._heard_before: float | None = None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kvlens-follower", daemon=True)
 
@@ -139,6 +140,11 @@ class Follower:
     ) -> None:
         """Only scrapes are taken here: the store hands all else to whoever leads."""
         self._scrapes.extend(scrapes)
+
+    def listen(self, heard_before: float) -> Sequence[str]:
+        """Left to the thread, and there to whoever leads."""
+        self._heard_before = heard_before
+        return ()
 
     def flush(self) -> None:
         """The states are kept by the thread."""
@@ -176,7 +182,7 @@ class Follower:
     def _step_up(self) -> None:
         _logger.info("this dashboard runs the detectors now")
         detection = self._make_detection()
-        detection.load()
+        detection.end_silent(detection.load())
         self._newest = detection.checkpoint
         since = max(self._newest - _OVERLAP_NS, 0)
         # The last leader has seen these; what is stored since then is fed here.
@@ -215,6 +221,9 @@ class Follower:
                 break
             ended, waiting, scrapes = [], [], []
         self._seen = {seq for seq in self._seen if seq > self._newest - _OVERLAP_NS}
+        if self._heard_before is not None:
+            detection.listen(self._heard_before)
+            self._heard_before = None
         if time.monotonic() >= self._next_flush:
             self._next_flush = time.monotonic() + _FLUSH_EVERY
             detection.flush()

@@ -8,6 +8,7 @@ memory here.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
@@ -27,6 +28,7 @@ _GROUP_ROWS: Final = 4000
 _TICK: Final = 0.5
 """Seconds between engine news, and between looks at the clock when idle."""
 _MAINTAIN_EVERY: Final = 30.0
+_LISTEN_EVERY: Final = 10.0
 _logger = logging.getLogger(__name__)
 
 
@@ -60,6 +62,9 @@ class Detects(Protocol):
     ) -> None:
         """Take what one commit made durable."""
 
+    def listen(self, heard_before: float) -> Sequence[str]:
+        """End engines of which nothing was heard since then (Unix seconds); returns them."""
+
     def flush(self) -> None:
         """Keep what :meth:`process` put off."""
 
@@ -77,7 +82,9 @@ class Writer:
         audience: Audience,
         metrics: SelfMetrics,
         capacity: int,
+        gone_after: float = math.inf,
     ) -> None:
+        """``gone_after`` is the seconds of silence after which an engine counts as gone."""
         self._store = store
         self._detection = detection
         self._audience = audience
@@ -91,6 +98,9 @@ class Writer:
         self._acted_on: set[str] = set()
         self._next_news = 0.0
         self._next_maintenance = 0.0
+        self._gone_after = gone_after
+        # Not before: what was said while this dashboard was down, nobody heard.
+        self._next_listening = time.monotonic() + gone_after
         metrics.queue.set_function(lambda: self._working)
 
     def start(self) -> None:
@@ -206,6 +216,9 @@ class Writer:
         while self._acted_on:
             if (incident := self._store.incident(self._acted_on.pop())) is not None:
                 self._audience.incident(incident)
+        if now >= self._next_listening and not last:
+            self._next_listening = now + min(_LISTEN_EVERY, self._gone_after)
+            self._touched.update(self._detection.listen(time.time() - self._gone_after))
         if now >= self._next_news or last:
             self._next_news = now + _TICK
             for incarnation in self._touched:

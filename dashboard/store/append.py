@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -11,7 +12,15 @@ from typing import Final
 import msgspec
 
 from kvlens.dashboard.store.actions import Action
-from kvlens.dashboard.store.base import Appended, Batch, EngineEvent, Row
+from kvlens.dashboard.store.base import (
+    REPLACED,
+    SILENT,
+    STOPPED,
+    Appended,
+    Batch,
+    EngineEvent,
+    Row,
+)
 from kvlens.dashboard.store.rollup import (
     EVER,
     LEVELS,
@@ -28,17 +37,25 @@ from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
 from kvlens.telemetry.semconv import ENGINE_STOPPED, QUIET_VERDICTS
 
 _QUIET: Final = frozenset(map(str, QUIET_VERDICTS))
-STOPPED: Final = "stopped"
-REPLACED: Final = "replaced"
-
 _ENGINE: Final = """
 INSERT INTO engines (incarnation_id, engine_id, dp_rank, host, model, started_at, first_seen,
                      last_seen, info)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
-_REPLACE: Final = """
+_ALIVE: Final = f"(ended_at IS NULL OR end_reason = '{SILENT}')"
+_REPLACE: Final = f"""
 UPDATE engines SET ended_at = ?, end_reason = ?
-WHERE engine_id = ? AND dp_rank = ? AND host = ? AND started_at < ? AND ended_at IS NULL
+WHERE engine_id = ? AND dp_rank = ? AND host = ? AND started_at < ? AND {_ALIVE}
 RETURNING incarnation_id"""
+_STOP: Final = f"""
+UPDATE engines SET ended_at = ?, end_reason = ? WHERE incarnation_id = ? AND {_ALIVE}"""
+_HEARD: Final = f"""
+UPDATE engines SET last_seen = max(last_seen, ?), heard_at = ?,
+    ended_at = iif(end_reason = '{SILENT}', NULL, ended_at),
+    end_reason = nullif(end_reason, '{SILENT}')
+WHERE incarnation_id = ?"""
+_SILENCE: Final = f"""
+UPDATE engines SET ended_at = last_seen, end_reason = '{SILENT}'
+WHERE ended_at IS NULL AND heard_at < ? RETURNING incarnation_id, ended_at"""
 _REQUEST: Final = """
 INSERT OR IGNORE INTO requests (engine_no, internal_request_id, request_id, finish_time, verdict,
     cause, anomalous, lost_tokens, expected_tokens, served_tokens)
@@ -96,9 +113,9 @@ class Appender:
         acted_on: list[str] = []
         rows = 0
         for batch in batches:
-            for info, time in batch.engines:
-                ended += self._register(info, time)
-                newest[info.incarnation_id] = max(time, newest.get(info.incarnation_id, time))
+            for info, at in batch.engines:
+                ended += self._register(info, at)
+                newest[info.incarnation_id] = max(at, newest.get(info.incarnation_id, at))
             for row in batch.rows:
                 rows += 1
                 seq = self._insert(row)
@@ -108,14 +125,17 @@ class Appender:
             for event in batch.events:
                 ended += self._event(event)
             acted_on += map(self._act, batch.actions)
-        self._db.executemany(
-            "UPDATE engines SET last_seen = max(last_seen, ?) WHERE incarnation_id = ?",
-            [(time, incarnation) for incarnation, time in newest.items()],
-        )
+        now = time.time()
+        self._db.executemany(_HEARD, [(at, now, ident) for ident, at in newest.items()])
         self._flush(sums)
         return Appended(records, rows - len(records), frozenset(newest), ended, acted_on)
 
-    def _register(self, info: EngineInfo, time: float) -> list[tuple[str, float]]:
+    def silence(self, heard_before: float) -> list[tuple[str, float]]:
+        """See :meth:`kvlens.dashboard.store.base.Store.silence`."""
+        with transaction(self._db) as db:
+            return db.execute(_SILENCE, (heard_before,)).fetchall()
+
+    def _register(self, info: EngineInfo, at: float) -> list[tuple[str, float]]:
         known = self._infos.get(info.incarnation_id)
         if known == info:
             return []
@@ -129,7 +149,7 @@ class Appender:
         cursor = self._db.execute(
             _ENGINE,
             (info.incarnation_id, info.engine_id, info.dp_rank, info.host, info.model,
-             info.started_at, time, time, encode(info)),
+             info.started_at, at, at, encode(info)),
         )  # fmt: skip
         assert cursor.lastrowid is not None
         self._numbers[info.incarnation_id] = cursor.lastrowid
@@ -166,8 +186,7 @@ class Appender:
         if event.state != ENGINE_STOPPED:
             return []
         cursor = self._db.execute(
-            "UPDATE engines SET ended_at = ?, end_reason = ?"
-            " WHERE incarnation_id = ? AND ended_at IS NULL",
+            _STOP,
             (event.time, STOPPED, event.incarnation_id),
         )
         return [(event.incarnation_id, event.time)] if cursor.rowcount else []

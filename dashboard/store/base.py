@@ -1,13 +1,14 @@
 """What the dashboard asks of a store, whichever database is behind it.
 
-``append``, ``save_detection`` and ``maintain`` are called by the one writer
-thread; everything else may be called from any thread at any time.
+``append``, ``silence``, ``save_detection`` and ``maintain`` are called by the one
+writer thread (of a shared store, the middle two by the thread that detects);
+everything else may be called from any thread at any time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,6 +16,12 @@ from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.scrape.reading import Scrape
 from kvlens.dashboard.store.actions import Action, Handling
 from kvlens.telemetry.records import EngineInfo, RequestRecord
+
+STOPPED: Final = "stopped"
+REPLACED: Final = "replaced"
+"""A later incarnation of the same engine has started."""
+SILENT: Final = "silent"
+"""Nothing was heard of it for long: it crashed, or is cut off."""
 
 
 class StoreError(RuntimeError):
@@ -26,7 +33,7 @@ class EngineEvent(NamedTuple):
 
     incarnation_id: str
     state: str
-    """``semconv.ENGINE_STARTED`` or ``ENGINE_STOPPED``."""
+    """``semconv.ENGINE_STARTED``, ``ENGINE_ALIVE`` or ``ENGINE_STOPPED``."""
     time: float
 
 
@@ -132,7 +139,7 @@ class Engine(msgspec.Struct, kw_only=True):
     """Newest time that the engine itself reported."""
     ended_at: float | None
     end_reason: str | None
-    """``stopped`` or ``replaced`` (by a later incarnation)."""
+    """:data:`STOPPED`, :data:`REPLACED` or :data:`SILENT`; only the last may be taken back."""
     totals: Totals
     open_incidents: int
 
@@ -181,6 +188,12 @@ class Store(Protocol):
 
     def append(self, batches: Sequence[Batch]) -> Appended:
         """Make all batches durable in one transaction, then return."""
+
+    def silence(self, heard_before: float) -> list[tuple[str, float]]:
+        """End engines of which no dashboard heard since then (Unix seconds, dashboards' clocks).
+
+        Returns ``(incarnation id, its last sign of life)``. One that is heard of again is alive.
+        """
 
     def save_detection(
         self,

@@ -12,6 +12,7 @@ import msgspec
 from kvlens.dashboard.detect.base import CLOSED, Incident
 from kvlens.dashboard.store.actions import Action, Handling, by_incident
 from kvlens.dashboard.store.base import (
+    SILENT,
     Appended,
     Batch,
     DetectionState,
@@ -22,7 +23,7 @@ from kvlens.dashboard.store.base import (
     StoreError,
     Totals,
 )
-from kvlens.dashboard.store.clickhouse_append import Appender, engine_states, read_info
+from kvlens.dashboard.store.clickhouse_append import Appender, engine_states, read_info, silence
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.clickhouse_lease import Lease
 from kvlens.dashboard.store.clickhouse_query import bodies, find
@@ -95,8 +96,12 @@ class ClickHouseStore:
         """Whether this dashboard runs the detectors, for now."""
         return self._lease.lead()
 
+    def silence(self, heard_before: float) -> list[tuple[str, float]]:
+        """End engines of which no dashboard heard since then; see :class:`Store`."""
+        return silence(self._http, self._db, heard_before)
+
     def incarnations(self) -> list[tuple[EngineInfo, float | None]]:
-        """All engines, and when each ended."""
+        """All engines, and when each ended for good."""
         return [(info, at) for _, info, at in engine_states(self._http, self._db)]
 
     def seqs_after(self, seq: int) -> list[int]:
@@ -283,7 +288,8 @@ class ClickHouseStore:
     def _engines(self, where: str) -> list[Engine]:
         rows = self._http.query(
             "SELECT incarnation_id, max(info), min(first_seen), max(last_seen), min(ended_at),"
-            f" max(end_reason) FROM {self._db}.engines WHERE {where} GROUP BY incarnation_id"
+            " max(end_reason), max(silent_at) > max(heard_at)"
+            f" FROM {self._db}.engines WHERE {where} GROUP BY incarnation_id"
         )
         totals = dict(
             self._http.query(
@@ -300,11 +306,12 @@ class ClickHouseStore:
         found = [
             Engine(
                 info=read_info(info), first_seen=first_seen, last_seen=last_seen,
-                ended_at=ended_at, end_reason=reason or None,
+                ended_at=last_seen if ended_at is None and is_silent else ended_at,
+                end_reason=reason or (SILENT if is_silent else None),
                 totals=fill(Totals(), totals.get(ident, {}).items()),
                 open_incidents=open_incidents.get(ident, 0),
             )
-            for ident, info, first_seen, last_seen, ended_at, reason in rows
+            for ident, info, first_seen, last_seen, ended_at, reason, is_silent in rows
             if info
         ]  # fmt: skip
         return sorted(found, key=lambda e: (e.info.started_at, e.first_seen), reverse=True)

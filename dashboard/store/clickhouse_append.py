@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.store.append import REPLACED, STOPPED
-from kvlens.dashboard.store.base import Appended, Batch, Row
+from kvlens.dashboard.store.base import REPLACED, STOPPED, Appended, Batch, Row
 from kvlens.dashboard.store.clickhouse_http import Http
 from kvlens.dashboard.store.clickhouse_query import row_id
 from kvlens.dashboard.store.codec import unpack
@@ -19,7 +18,7 @@ from kvlens.telemetry.records import EngineInfo, RequestRecord, decode_engine, e
 from kvlens.telemetry.semconv import ENGINE_STOPPED
 
 _SEEN_EVERY: Final = 10.0
-"""Seconds of an engine's time after which its ``last_seen`` is written again."""
+"""Seconds, by its clock or ours, after which an engine's signs of life are written again."""
 _VERSION_DIGITS: Final = 20
 
 
@@ -32,6 +31,7 @@ class Appender:
         self._infos: dict[str, EngineInfo] = {}
         self._ended: set[str] = set()
         self._last_seen: dict[str, float] = {}
+        self._heard_at: dict[str, float] = {}
         self._seq = 0
         self._reload()
 
@@ -95,11 +95,17 @@ class Appender:
             self._reload()  # another dashboard may know it, and what it replaces
         known = self._infos.get(ident)
         changed = known != info
-        if not changed and at < self._last_seen.get(ident, 0.0) + _SEEN_EVERY:
+        now = time.time()
+        if (
+            not changed
+            and at < self._last_seen.get(ident, 0.0) + _SEEN_EVERY
+            and now < self._heard_at.get(ident, 0.0) + _SEEN_EVERY
+        ):
             return []
         self._infos[ident] = info
+        self._heard_at[ident] = now
         self._last_seen[ident] = max(at, self._last_seen.get(ident, 0.0))
-        rows.append(_engine_row(ident, at, info=info if changed else None))
+        rows.append(_engine_row(ident, at, info=info if changed else None, heard_at=now))
         if known is not None:
             return []
         return [
@@ -112,6 +118,7 @@ class Appender:
 
     def _reload(self) -> None:
         self._last_seen.clear()
+        self._heard_at.clear()
         self._infos.clear()
         self._ended.clear()
         for ident, info, ended_at in engine_states(self._http, self._database):
@@ -177,6 +184,19 @@ def read_info(text: str) -> EngineInfo:
     return decode_engine(text[_VERSION_DIGITS:])
 
 
+def silence(http: Http, database: str, heard_before: float) -> list[tuple[str, float]]:
+    """See :meth:`kvlens.dashboard.store.base.Store.silence`."""
+    found = http.query(
+        f"SELECT incarnation_id, max(last_seen) FROM {database}.engines GROUP BY incarnation_id"
+        " HAVING max(info) != '' AND min(ended_at) IS NULL AND max(silent_at) <= max(heard_at)"
+        " AND max(heard_at) < {heard_before:Float64}",
+        heard_before=heard_before,
+    )
+    rows = [_engine_row(ident, at, silent_at=heard_before) for ident, at in found]
+    http.insert(f"{database}.engines", rows)
+    return [(ident, at) for ident, at in found]
+
+
 def _engine_row(
     ident: str,
     at: float,
@@ -184,6 +204,8 @@ def _engine_row(
     info: EngineInfo | None = None,
     ended_at: float | None = None,
     reason: str = "",
+    heard_at: float = 0.0,
+    silent_at: float = 0.0,
 ) -> dict[str, Any]:
     return {
         "incarnation_id": ident,
@@ -192,6 +214,8 @@ def _engine_row(
         "last_seen": at,
         "ended_at": ended_at,
         "end_reason": reason,
+        "heard_at": heard_at,
+        "silent_at": silent_at,
     }
 
 

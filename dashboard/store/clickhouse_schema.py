@@ -60,6 +60,10 @@ class Ddl:
             )
         return made
 
+    def alter(self, table: str, change: str) -> str:
+        """Change a small table on all nodes."""
+        return f"ALTER TABLE {self.database}.{table}{self._on_cluster} {change}"
+
     def view(self, name: str, into: str, select: str) -> str:
         """A materialised view, on each shard for itself."""
         return (
@@ -199,7 +203,16 @@ def _first(ddl: Ddl) -> list[str]:
     ]  # fmt: skip
 
 
-MIGRATIONS: Final[tuple[Callable[[Ddl], list[str]], ...]] = (_first,)
+def _heard(ddl: Ddl) -> list[str]:
+    """By the dashboards' clocks: an engine is silent while ``silent_at`` is the later one."""
+    columns = ", ".join(
+        f"ADD COLUMN IF NOT EXISTS {name} SimpleAggregateFunction(max, Float64)"
+        for name in ("heard_at", "silent_at")
+    )
+    return [ddl.alter("engines", columns)]
+
+
+MIGRATIONS: Final[tuple[Callable[[Ddl], list[str]], ...]] = (_first, _heard)
 """Step ``n`` takes the tables from version n to n + 1; every statement may be repeated."""
 
 

@@ -130,6 +130,10 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     DROP TABLE rollups;
     DROP TABLE totals;
     """,
+    """
+    -- By the dashboard's clock, which no engine can turn back.
+    ALTER TABLE engines ADD COLUMN heard_at REAL NOT NULL DEFAULT 0;
+    """,
 )
 """Script ``n`` takes a file from ``user_version`` n to n + 1; never edited once released."""
 

@@ -82,6 +82,10 @@ class SqliteStore:
         """Make all batches durable in one transaction, then return."""
         return self._appender.append(batches)
 
+    def silence(self, heard_before: float) -> list[tuple[str, float]]:
+        """End engines of which nothing was heard since then; see :class:`Store`."""
+        return self._appender.silence(heard_before)
+
     def save_detection(
         self,
         checkpoint: int,

@@ -9,7 +9,9 @@ receiver that is away costs one log line.
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
+from collections.abc import Callable
 from threading import Event, Thread, current_thread
 
 from opentelemetry.context import Context
@@ -23,6 +25,7 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 0.3
 MAX_BATCH = 256
 MAX_PAUSE_SECONDS = 15.0
+HEARTBEAT_SECONDS = 60.0
 
 
 class ExportQueue(SpanProcessor):
@@ -36,6 +39,9 @@ class ExportQueue(SpanProcessor):
         self._wake = Event()
         self._closed = False
         self._away = False
+        self._heartbeat: Callable[[], None] | None = None
+        self._beat_every = HEARTBEAT_SECONDS
+        self._beat_at = 0.0
         self.dropped = 0
         hush()
         self._thread = Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -54,6 +60,19 @@ class ExportQueue(SpanProcessor):
                 return
             self.dropped += 1
 
+    def beat(self, heartbeat: Callable[[], None], after: float = HEARTBEAT_SECONDS) -> None:
+        """Call ``heartbeat`` every ``after`` seconds while the receiver takes spans.
+
+        It is called on the sender's thread, and may end spans.
+        """
+        self._beat_every = after
+        self._beat_at = time.monotonic() + after
+        self._heartbeat = heartbeat
+
+    def still(self) -> None:
+        """No further heartbeat."""
+        self._heartbeat = None
+
     def shutdown(self) -> None:
         """One last attempt to send what is left, at most two seconds."""
         self._closed = True
@@ -71,10 +90,18 @@ class ExportQueue(SpanProcessor):
         while not self._closed:
             self._wake.wait(pause)
             self._wake.clear()
+            self._beat()
             pause = FLUSH_SECONDS if self._send_all() else min(pause * 2, MAX_PAUSE_SECONDS)
         self._send_all()
         self.dropped += len(self._queue)
         self._exporter.shutdown()
+
+    def _beat(self) -> None:
+        # Not while the receiver is away: that would only push records out of the queue.
+        heartbeat = self._heartbeat
+        if heartbeat is not None and not self._away and time.monotonic() >= self._beat_at:
+            self._beat_at = time.monotonic() + self._beat_every
+            heartbeat()
 
     def _send_all(self) -> bool:
         while self._queue:

@@ -58,6 +58,8 @@ class SpanSink:
         self._provider.add_span_processor(queue)
         self._tracer: Tracer = self._provider.get_tracer(semconv.SCOPE_NAME, info.kvlens_version)
         self._engine_state(semconv.ENGINE_STARTED)
+        # An idle engine sends nothing else: without it, it could not be told from a dead one.
+        queue.beat(lambda: self._engine_state(semconv.ENGINE_ALIVE))
 
     @classmethod
     def from_settings(
@@ -121,6 +123,7 @@ class SpanSink:
 
     def close(self) -> None:
         """Say that the engine stops, and send what is left."""
+        self._queue.still()
         self._engine_state(semconv.ENGINE_STOPPED)
         self._provider.shutdown()
 

@@ -8,6 +8,7 @@ import exports
 import factory
 import httpx
 import pytest
+from receiver import eventually
 
 from kvlens.dashboard.serve import running
 from kvlens.dashboard.settings import Settings
@@ -80,6 +81,20 @@ def test_an_engine_that_stopped_is_gone(settings: Settings) -> None:
         assert (engine["state"], engine["end_reason"]) == ("gone", "stopped")
         incidents = get(client, "incidents")["incidents"]
         assert [incident["close_reason"] for incident in incidents] == ["engine_gone"]
+
+
+def test_an_engine_that_dies_without_a_word_is_gone_after_a_while(settings: Settings) -> None:
+    hurried = settings.model_copy(update={"engine_gone_seconds": 1.0})
+    with running(hurried) as url, httpx.Client(base_url=url, timeout=10) as client:
+        send_traffic(client)
+        eventually(lambda: get(client, "engines/inc-a1")["state"] == "gone")
+        engine = get(client, "engines/inc-a1")
+        assert (engine["end_reason"], engine["ended_at"]) == ("silent", factory.START + 15)
+        incidents = get(client, "incidents")["incidents"]
+        assert {incident["close_reason"] for incident in incidents} == {"engine_gone"}
+        send(client, exports.export(A, exports.engine_span("alive", factory.START + 90)))
+        alive = get(client, "engines/inc-a1")
+        assert (alive["state"], alive["ended_at"]) == ("idle", None)
 
 
 def test_incidents(client: httpx.Client) -> None:

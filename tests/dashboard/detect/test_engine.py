@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import factory
@@ -103,6 +104,42 @@ def test_stop_closes_after_the_records_sent_with_it(store: SqliteStore) -> None:
     run.send(lost(3, 4, 5))  # late, after the stop: closed at once
     assert [incident.state for incident in store.incidents()] == ["closed", "closed"]
     assert store.load_detection().states == []
+
+
+def test_incidents_of_an_engine_that_fell_silent_are_closed(store: SqliteStore) -> None:
+    run = Run(store)
+    run.send(lost(0, 1, 2))
+    assert run.detection.listen(time.time() - 60) == []
+    assert run.detection.listen(time.time() + 60) == ["inc-a1"]
+    (incident,) = store.incidents()
+    assert (incident.state, incident.close_reason) == ("closed", "engine_gone")
+    assert incident.closed_at == factory.START
+    run.send(lost(3, 4))  # it was only cut off
+    assert len(store.incidents("open")) == 0
+    run.send(lost(5))
+    (again,) = store.incidents("open")
+    assert (again.requests, again.id == incident.id) == (3, False)
+
+
+def test_a_process_that_died_between_silence_and_its_incident(store: SqliteStore) -> None:
+    run = Run(store)
+    run.send(lost(0, 1, 2))
+    assert store.silence(time.time() + 60) == [("inc-a1", factory.START)]
+    assert [incident.state for incident in store.incidents()] == ["open"]
+    second = Run(store)
+    assert [incident.state for incident in store.incidents()] == ["closed"]
+    second.send(lost(3, 4, 5))
+    assert [incident.requests for incident in store.incidents("open")] == [3]
+
+
+def test_a_silent_engine_does_not_speak_for_its_model(store: SqliteStore) -> None:
+    run = Run(store)
+    run.send(lost(0))
+    assert run.detection._tells(INFO.model)
+    run.detection.listen(time.time() + 60)
+    assert not run.detection._tells(INFO.model)
+    run.send(lost(1))
+    assert run.detection._tells(INFO.model)
 
 
 def test_flush_keeps_states_without_an_incident(store: SqliteStore) -> None:

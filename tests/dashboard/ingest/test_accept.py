@@ -165,7 +165,7 @@ def test_bad_engines(info: Any, message: str) -> None:
 
 
 def test_bad_engine_events() -> None:
-    assert "kvlens.engine.state is 'paused', not started or stopped" in rejected(
+    assert "kvlens.engine.state is 'paused', not one of started, alive, stopped" in rejected(
         exports.export(INFO, exports.engine_span("paused", 1.0))
     )
     assert "end time of kv_offload.engine is not a time" in rejected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,6 +205,18 @@ def test_ends_of_engines_close_incidents(store: SqliteStore, one: Dashboard) -> 
     store.append([Batch([(later, later.started_at)])])
     one.tick()
     assert store.incidents()[0].close_reason == "engine_gone"
+
+
+def test_only_the_leader_listens_for_silence(
+    store: SqliteStore, one: Dashboard, two: Dashboard
+) -> None:
+    lose(store, 0, 1, 2)
+    for dashboard in (two, one):
+        dashboard.follower.listen(time.time() + 60)
+    two.tick()
+    one.tick()
+    assert store.incidents()[0].close_reason == "engine_gone"
+    assert (two.told, one.told[-1].state) == ([], "closed")
 
 
 def test_a_stall_is_seen_wherever_it_was_reported(store: SqliteStore, one: Dashboard) -> None:

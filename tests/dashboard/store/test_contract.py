@@ -158,6 +158,46 @@ def test_a_later_incarnation_replaces_a_killed_one(store: Store) -> None:
     assert old.end_reason == "replaced"
 
 
+def test_an_engine_that_is_not_heard_of_is_gone_until_it_is(store: Store) -> None:
+    store.append([batch(A, [factory.lost_record(1, A)]), batch(B, [], (ENGINE_STOPPED, 60.0))])
+    assert store.silence(time.time() - 60) == []
+    assert store.silence(time.time() + 1) == [("inc-a1", factory.START + 11)]
+    assert store.silence(time.time() + 2) == []  # told once
+    silent = store.engine("inc-a1")
+    assert silent is not None
+    assert (silent.ended_at, silent.end_reason) == (factory.START + 11, "silent")
+
+
+def test_a_sign_of_life_takes_silence_back(store: Store) -> None:
+    store.append([batch(A, [])])
+    assert store.silence(time.time() - 1) == []
+    while not store.silence(time.time()):
+        pass  # until a clock tick lies between
+    again = store.append([batch(A, [factory.lost_record(1, A)])])
+    assert (len(again.records), again.ended) == (1, [])
+    alive = store.engine("inc-a1")
+    assert alive is not None
+    assert (alive.ended_at, alive.end_reason) == (None, None)
+
+
+@pytest.mark.parametrize("reason", ["stopped", "replaced"])
+def test_silence_is_not_the_last_word(store: Store, reason: str) -> None:
+    store.append([batch(A, [])])
+    while not store.silence(time.time()):
+        pass
+    later = factory.engine(incarnation_id="inc-a2", started_at=factory.START + 100)
+    last = (
+        batch(A, [], (ENGINE_STOPPED, factory.START + 100))
+        if reason == "stopped"
+        else batch(later, [])
+    )
+    assert store.append([last]).ended == [("inc-a1", factory.START + 100)]
+    store.append([batch(A, [factory.lost_record(1, A)])])  # late: it stays ended
+    old = store.engine("inc-a1")
+    assert old is not None
+    assert (old.ended_at, old.end_reason) == (factory.START + 100, reason)
+
+
 def test_changed_engine_info_is_kept(store: Store) -> None:
     store.append([batch(A, [])])
     changed = msgspec.structs.replace(A, lookup="corrected")

@@ -93,6 +93,21 @@ def test_spans_of_a_request():
     assert store.links[0].context.span_id == root.context.span_id
 
 
+def test_an_idle_engine_says_that_it_lives():
+    flaky = Flaky()
+    queue = ExportQueue(flaky, "http://receiver", 100)
+    sink = SpanSink(engine(), queue)
+    queue.beat(lambda: sink._engine_state(semconv.ENGINE_ALIVE), after=0.0)
+    wait_for(lambda: flaky.tries >= 3)  # the receiver is away: nothing is piled up
+    assert len(queue._queue) <= 2
+    flaky.here.set()
+    wait_for(lambda: len(flaky.taken) >= 3)
+    sink.close()
+    states = [span.attributes[semconv.ATTR_ENGINE_STATE] for span in flaky.taken]
+    assert states == ["started", *["alive"] * (len(states) - 2), "stopped"]
+    assert sink.dropped == 0
+
+
 class Flaky(SpanExporter):
     """A receiver that is away until told otherwise."""
 
