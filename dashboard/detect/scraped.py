@@ -95,7 +95,7 @@ class Scraped:
     def _engine(
         self, scrape: Scrape, reading: Reading, models_told: Callable[[str], bool]
     ) -> Iterator[Incident]:
-        key = f"{scrape.target}/{reading.engine}"
+        key = f"{scrape.target}/{reading.engine}/{reading.model}"
         state = self._states.get(key)
         if state is not None and restarted(state.readings[-1].reading, reading):
             yield from _close_all(state, scrape.time, ENGINE_GONE)

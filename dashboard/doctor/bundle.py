@@ -23,7 +23,7 @@ from kvlens.telemetry import semconv
 _FAMILIES: Final = ("vllm_", "kvlens_", "process_", "python_info")
 _PLAIN: Final = frozenset(
     {
-        names.LABEL_ENGINE, names.LABEL_LE, names.LABEL_TRANSFER, semconv.LABEL_GROUP,
+        names.LABEL_LE, names.LABEL_TRANSFER, semconv.LABEL_GROUP,
         semconv.LABEL_KIND, semconv.LABEL_EXIT, semconv.LABEL_VERDICT, semconv.LABEL_CAUSE,
         semconv.LABEL_DIRECTION, semconv.LABEL_REASON, semconv.LABEL_SOURCE, semconv.LABEL_TIER,
         *semconv.INFO.labels, "quantile", "finished_reason", "position", "block_size",
@@ -34,7 +34,10 @@ _PLAIN: Final = frozenset(
 )  # fmt: skip
 """Labels whose values say nothing about who and where."""
 _SAFE: Final = re.compile(r"[A-Za-z0-9_.,:/+=<>\-]{0,2000}\Z")
-_HIDDEN: Final = re.compile(r"\A(?:None|True|False|[0-9.e+\-]*)\Z")
+_HARMLESS: Final = re.compile(
+    r"None|True|False|-?[0-9]{1,9}(?:\.[0-9]{1,9})?(?:e[+-]?[0-9]{1,3})?|"
+)
+"""Values that name nobody under any label: no address, and no number long enough to be a key."""
 
 
 class Redactor:
@@ -53,7 +56,7 @@ class Redactor:
     def label(self, key: str, value: str) -> str:
         """A label's value, hashed unless its key is known to be harmless."""
         harmless = key in _PLAIN and _SAFE.match(value)
-        return value if harmless or _HIDDEN.match(value) else self.name(value)
+        return value if harmless or _HARMLESS.fullmatch(value) else self.name(value)
 
     def page(self, text: str) -> str:
         """A page with the series that matter here, redacted, in the text format."""
@@ -73,10 +76,16 @@ class Redactor:
         return lines
 
     def report(self, report: Report) -> dict[str, Any]:
-        """The report; models are the only names in it."""
+        """The report: names of models and engines, and labels that evidence quotes."""
         data = report.as_dict()
         for item in (*data["findings"], *data["engines"]):
             item["model"] = self.name(item["model"])
+            item["engine"] = self.label(names.LABEL_ENGINE, item["engine"])
+        for finding in data["findings"]:
+            finding["evidence"] = {
+                key: self.label(key, value) if key in _PLAIN and isinstance(value, str) else value
+                for key, value in finding["evidence"].items()
+            }
         return data
 
 

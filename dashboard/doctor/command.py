@@ -15,6 +15,7 @@ from kvlens.dashboard.settings import SettingsError, load_settings
 
 OK, CRITICAL, USAGE = 0, 1, 2
 PAGES: Final = 2
+_SUFFIXES: Final = (".txt", ".prom", ".metrics", ".log", ".json", ".gz")
 
 
 def run(
@@ -43,6 +44,8 @@ def run(
 
 
 def _pages(sources: Sequence[str], wait: float) -> Pages:
+    if len(sources) > 1 and any("://" in source for source in sources):
+        raise SourceError("give one address, or two saved pages: two servers are two calls")
     if len(sources) == PAGES:
         return from_files(Path(sources[0]), Path(sources[1]))
     if len(sources) > PAGES:
@@ -52,8 +55,17 @@ def _pages(sources: Sequence[str], wait: float) -> Pages:
             f"one page alone tells nothing about now: save another one some minutes later "
             f"(curl http://host:port/metrics > after.txt) and give {sources[0]} first"
         )
+    if _is_path(sources[0]):
+        raise SourceError(f"{sources[0]}: there is no such file, and two saved pages are needed")
     print(f"kvlens doctor: watching for {wait:g} s", file=sys.stderr)
     return from_url(sources[0], wait)
+
+
+def _is_path(source: str) -> bool:
+    """Whether it is meant as a file, though it is not there: no address looks like that."""
+    if ":" in source:
+        return False
+    return source.startswith((".", "/", "~")) or Path(source).suffix in _SUFFIXES
 
 
 def _write(path: Path, content: str) -> None:

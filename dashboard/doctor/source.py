@@ -10,7 +10,7 @@ from typing import Final
 
 import httpx
 
-from kvlens.dashboard.scrape.page import PageError, parse
+from kvlens.dashboard.scrape.page import PageError, decode, parse
 from kvlens.dashboard.scrape.reading import Reading, read
 from kvlens.dashboard.scrape.targets import metrics_url
 from kvlens.dashboard.scrape.window import Window
@@ -39,10 +39,14 @@ def from_files(before: Path, after: Path) -> Pages:
     texts = [_load(path) for path in (before, after)]
     first, last = (_readings(text, str(path)) for text, path in zip(texts, (before, after),
                                                                     strict=True))  # fmt: skip
-    earlier = {reading.engine: reading for reading in first}
-    windows = [[Window(earlier.get(reading.engine), reading)] for reading in last]
-    if not set(earlier) & {reading.engine for reading in last}:
+    earlier = {_who(reading): reading for reading in first}
+    windows = [[Window(earlier.get(_who(reading)), reading)] for reading in last]
+    if not set(earlier) & set(map(_who, last)):
         raise SourceError(f"{before} and {after} are of different engines: save both from one")
+    if any(_swapped(window) for (window,) in windows):
+        raise SourceError(
+            f"{after} was saved before {before}: give the earlier page first, then the later one"
+        )
     return Pages("two saved pages", list(zip(("before", "after"), texts, strict=True)), windows)
 
 
@@ -64,10 +68,10 @@ def from_url(
         sleep(wait)
         texts.append(_fetch(client, url))
     first, last = (_readings(text, url) for text in texts)
-    earlier = {reading.engine: reading for reading in first}
+    earlier = {_who(reading): reading for reading in first}
     windows = []
     for reading in last:
-        before = earlier.get(reading.engine)
+        before = earlier.get(_who(reading))
         up = None if reading.started_at is None else max(0.0, now() - reading.started_at)
         peak = max(
             (r.gpu_usage for r in (before, reading) if r is not None and r.gpu_usage is not None),
@@ -80,11 +84,29 @@ def from_url(
     return Pages("a running server", list(zip(("before", "after"), texts, strict=True)), windows)
 
 
+def _who(reading: Reading) -> tuple[str, str]:
+    return reading.engine, reading.model
+
+
+def _swapped(window: Window) -> bool:
+    """Whether the pages are in the wrong order: no process begins, or counts, backwards.
+
+    Without the time of its start a server may as well have started anew in between.
+    """
+    before, after = window.before, window.after
+    if before is None or before.started_at is None or after.started_at is None:
+        return False
+    if abs(after.started_at - before.started_at) > 1.0:
+        return after.started_at < before.started_at
+    changes = [after.counters.get(name, 0.0) - value for name, value in before.counters.items()]
+    return any(change < 0 for change in changes) and not any(change > 0 for change in changes)
+
+
 def _load(path: Path) -> str:
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise SourceError(f"{path} is larger than {_MAX_BYTES:,} bytes: no metrics page is")
-        return path.read_bytes().decode("utf-8", "replace")
+        return decode(path.read_bytes())
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror}") from error
 

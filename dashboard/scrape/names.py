@@ -15,7 +15,10 @@ LABEL_LE: Final = "le"
 
 STARTED: Final = "process_start_time_seconds"
 CACHE_CONFIG: Final = "vllm_cache_config_info"
-GPU_USAGE: Final = "vllm_kv_cache_usage_perc"
+GPU_USAGE: Final = ("vllm_kv_cache_usage_perc", "vllm_gpu_cache_usage_perc")
+"""The second is what vLLM called it before the first; a page may have both."""
+CREATED: Final = "vllm_prefix_cache_queries_created"
+"""Tells the start of a server where :data:`STARTED` is missing."""
 PROMPT_LENGTHS: Final = "vllm_request_prompt_tokens_bucket"
 ASYNC_DELAYS: Final = "vllm_kv_offload_lookup_async_delay_seconds"
 LONGEST_DELAY: Final = 10.0

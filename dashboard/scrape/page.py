@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
@@ -12,6 +14,7 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 _END: Final = "# EOF"
+_EXEMPLAR: Final = re.compile(r"(?<=[0-9]) # \{.*")
 
 
 class PageError(ValueError):
@@ -37,6 +40,7 @@ def parse(text: str, names: Collection[str] | None = None) -> Page:
     if text.lstrip()[:1] == "<":
         raise PageError("it is HTML or XML, not a metrics page: give the address of /metrics")
     lines = text.splitlines()
+    samples: Iterable[tuple[str, Mapping[str, str], float]]
     if text.rstrip().endswith(_END):
         samples = _open_metrics(text)
     else:
@@ -55,16 +59,33 @@ def _name(line: str) -> str:
     return line[:end].replace(":", "_")
 
 
-def _text(lines: list[str]) -> Iterator[tuple[str, Mapping[str, str], float]]:
+def decode(data: bytes) -> str:
+    """Text of a saved page: UTF-8, or UTF-16 with a mark as some shells write it."""
+    utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if utf16 else "utf-8-sig", "replace")
+
+
+def _text(lines: list[str]) -> list[tuple[str, Mapping[str, str], float]]:
     try:
-        for family in text_string_to_metric_families("\n".join(lines)):
-            for sample in family.samples:
-                yield sample.name, sample.labels, float(sample.value)
+        return _samples(lines)
+    except (ValueError, KeyError, IndexError):
+        # A part of an OpenMetrics page: its exemplars are no part of the text format.
+        lines = [_EXEMPLAR.sub("", line) for line in lines]
+    try:
+        return _samples(lines)
     except (ValueError, KeyError, IndexError) as error:
         number = next((n for n, line in enumerate(lines, start=1) if not _readable(line)), 0)
         raise PageError(
             f"line {number} is no Prometheus metric: {lines[number - 1].strip()[:60]!r}"
         ) from error
+
+
+def _samples(lines: list[str]) -> list[tuple[str, Mapping[str, str], float]]:
+    return [
+        (sample.name, sample.labels, float(sample.value))
+        for family in text_string_to_metric_families("\n".join(lines))
+        for sample in family.samples
+    ]
 
 
 def _readable(line: str) -> bool:

@@ -38,7 +38,7 @@ _OURS: Final = (
 _OUR_NAMES: Final = frozenset(metric.exposed_name for metric in _OURS)
 WANTED: Final = _OUR_NAMES | frozenset(
     (
-        names.STARTED, names.CACHE_CONFIG, names.GPU_USAGE, names.PROMPT_LENGTHS,
+        names.STARTED, names.CREATED, names.CACHE_CONFIG, *names.GPU_USAGE, names.PROMPT_LENGTHS,
         f"{names.ASYNC_DELAYS}_bucket", names.STORE_BYTES, names.LOAD_BYTES,
         names.DEPRECATED_BYTES, *(name for many in names.COUNTERS.values() for name in many),
     )
@@ -99,23 +99,42 @@ def read_page(text: str) -> list[Reading]:
 
 
 def read(page: Page) -> list[Reading]:
-    """One reading per engine, by engine label; empty if the page is not vLLM's."""
-    engines: dict[str, str] = {}
-    for name, samples in page.items():
-        ours = name in _OUR_NAMES
-        if ours or (name.startswith(names.PREFIX) and name != names.CACHE_CONFIG):
-            for sample in samples:
-                engine = sample.labels.get(names.LABEL_ENGINE, "0")
-                engines[engine] = engines.get(engine) or sample.labels.get(names.LABEL_MODEL, "")
-    return [_reading(_of(page, engine), engine, model) for engine, model in sorted(engines.items())]
+    """One reading per engine and model, in their order; empty if the page is not vLLM's.
+
+    Several servers' pages may have been put together: each counts its engines from 0.
+    """
+    return [_reading(_of(page, *who), *who) for who in sorted(_engines(page))]
 
 
-def _of(page: Page, engine: str) -> Page:
+def _engines(page: Page) -> set[tuple[str, str]]:
+    """``(engine, model)`` of all; what is not labelled with either is nobody's own."""
+    told = {
+        (sample.labels.get(names.LABEL_ENGINE), sample.labels.get(names.LABEL_MODEL))
+        for name, samples in page.items()
+        if name in _OUR_NAMES or (name.startswith(names.PREFIX) and name != names.CACHE_CONFIG)
+        for sample in samples
+    }
+    found: set[tuple[str, str]] = set()
+    # Those with the most labels first: what lacks one is counted to them where it fits.
+    for engine, model in sorted(told, key=lambda who: who.count(None)):
+        if not any(engine in (None, e) and model in (None, m) for e, m in found):
+            found.add(("0" if engine is None else engine, model or ""))
+    return found
+
+
+def _of(page: Page, engine: str, model: str) -> Page:
     """Samples of one engine, and those that are the whole process's."""
+    own = {names.LABEL_ENGINE: engine, names.LABEL_MODEL: model}
     return {
         name: kept
         for name, samples in page.items()
-        if (kept := [s for s in samples if s.labels.get(names.LABEL_ENGINE, engine) == engine])
+        if (
+            kept := [
+                sample
+                for sample in samples
+                if all(sample.labels.get(key, value) == value for key, value in own.items())
+            ]
+        )
     }
 
 
@@ -126,9 +145,9 @@ def _reading(page: Page, engine: str, model: str) -> Reading:
     return Reading(
         engine=engine,
         model=model,
-        started_at=total(page, [names.STARTED]),
+        started_at=_started(page),
         counters=dict(_counters(page)),
-        gpu_usage=_largest(page.get(names.GPU_USAGE, ())),
+        gpu_usage=_largest(sample for name in names.GPU_USAGE for sample in page.get(name, ())),
         gpu_tokens=_gpu_tokens(config.labels) if config else None,
         hash_algorithm=config.labels.get("prefix_caching_hash_algo", "") if config else "",
         prompt_lengths={
@@ -185,6 +204,14 @@ def _bytes(page: Page) -> Iterable[tuple[str, float]]:
         found = [value for value in (flat, old) if value is not None]
         if found:
             yield key, max(found)
+
+
+def _started(page: Page) -> float | None:
+    """Start of the server; of several processes on one page, the newest."""
+    for name in (names.STARTED, names.CREATED):
+        if (newest := _largest(page.get(name, ()))) is not None:
+            return newest
+    return None
 
 
 def _first(page: Page, name: str) -> Sample | None:

@@ -121,7 +121,58 @@ def test_redaction_keeps_what_is_harmless_and_hides_the_rest() -> None:
     assert 'block_size="16"' in page
     assert 'max_lora="4"' in page
     assert "http_requests" not in page
+    hidden = redactor.page(
+        'vllm:x{instance="10.1.2.3",engine="10.1.2.3:8000",key="123456789012",'
+        'seed="0",n="1e-05"} 1\n'
+    )
+    assert "10.1.2.3" not in hidden
+    assert "123456789012" not in hidden
+    assert 'seed="0"' in hidden
+    assert 'n="1e-05"' in hidden
     assert redactor.name("acme") == redactor.name("acme") != Redactor(b"other").name("acme")
+
+
+def test_what_a_page_says_of_itself_is_not_trusted(tmp_path: Path) -> None:
+    labels = 'engine="acme-node",model_name="acme"'
+    before, after = tmp_path / "before.txt", tmp_path / "after.txt"
+    for path, count in ((before, 0), (after, 5)):
+        path.write_text(
+            f'kvlens_info{{{labels},vllm_version="0.29.0 of acme!",layout="acme corp"}} 1\n'
+            f"kvlens_expected_tokens_total{{{labels}}} {count * 1000}\n"
+            f"kvlens_served_tokens_total{{{labels}}} 0\n"
+            f'kvlens_requests_total{{{labels},verdict="lost"}} {count}\n'
+        )
+    bundle = tmp_path / "bundle.json"
+    assert main(["doctor", str(before), str(after), "--bundle", str(bundle)]) == 1
+    assert "acme" not in bundle.read_text()
+
+
+def test_pages_in_the_wrong_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = tmp_path / "before.txt", tmp_path / "after.txt"
+    for path, text in zip(paths, f16(), strict=True):
+        path.write_text(text)
+    assert main(["doctor", str(paths[1]), str(paths[0])]) == 2
+    assert f"{paths[0]} was saved before {paths[1]}: give the earlier" in capsys.readouterr().err
+
+
+def test_a_restart_is_no_wrong_order(tmp_path: Path) -> None:
+    """N7: a later start, or none told of, and counters that began anew."""
+    full, fresh = f16()[1], page(stored=1, external=(10, 0), started=1_796_900_000)
+    for drop in ("", "process_start_time"):
+        paths = tmp_path / "before.txt", tmp_path / "after.txt"
+        for path, text in zip(paths, (full, fresh), strict=True):
+            path.write_text("".join(
+                line for line in text.splitlines(True) if not drop or drop not in line
+            ))  # fmt: skip
+        assert main(["doctor", *map(str, paths)]) == 0
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+def test_pages_as_shells_write_them(tmp_path: Path, encoding: str) -> None:
+    paths = tmp_path / "before.txt", tmp_path / "after.txt"
+    for path, text in zip(paths, f16(), strict=True):
+        path.write_text(text.replace("\n", "\r\n"), encoding=encoding, newline="")
+    assert main(["doctor", *map(str, paths)]) == 1
 
 
 def test_a_running_server_is_asked_twice(serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +215,11 @@ def test_servers_that_cannot_be_examined(serve: Any, answer: tuple[int, str], me
         (["ftp://host"], "is no address: give http://host:port"),
         (["a", "b", "c"], "the earlier one first"),
         (["missing.txt", "gone.txt"], "missing.txt: No such file"),
+        (["missing.txt"], "missing.txt: there is no such file, and two saved pages are needed"),
+        (["./no/metrics"], "there is no such file"),
+        (["http://a:1", "http://b:1"], "two servers are two calls"),
+        (["http://a:1", "after.txt"], "give one address, or two saved pages"),
+        (["http://me:secret@host:8000"], "host: credentials in addresses are not supported"),
     ],
 )
 def test_bad_input_is_exit_code_2(

@@ -105,6 +105,60 @@ def test_one_of_two_engines_may_be_the_one() -> None:
     assert kinds == [["zero_hit"], []]
 
 
+def test_one_of_two_models_on_one_page_may_be_the_one() -> None:
+    """A gateway that puts pages together: each server counts its engines from 0."""
+    healthy = 'engine="0",model_name="other"'
+    before, after = f16()
+    texts = (
+        before + page(stored=GB, loaded=GB, external=(9e4, 8e4), labels=healthy),
+        after + page(stored=90 * GB, loaded=80 * GB, external=(9e6, 8e6), labels=healthy),
+    )
+    pairs = zip(*map(read_page, texts), strict=True)
+    found = {
+        pair[1].model: [f.kind for f in diagnose([Window(*pair)], Thresholds()).findings]
+        for pair in pairs
+    }
+    assert found == {"m": ["zero_hit"], "other": []}
+
+
+def test_f16_as_open_metrics() -> None:
+    def rewritten(text: str) -> str:
+        lines = [line.replace("vllm:", "vllm_", 1) for line in text.splitlines()
+                 if line[0] != "#"]  # fmt: skip
+        return "".join(
+            f"# TYPE {line.partition('{')[0].removesuffix('_total')} "
+            f"{'counter' if '_total' in line else 'gauge'}\n{line}\n"
+            for line in lines
+            if "{" in line
+        ) + "# EOF\n"  # fmt: skip
+
+    before, after = map(rewritten, f16())
+    assert found(look(before, after)) == [("zero_hit", "critical", "likely")]
+    cut_off = after.replace("# EOF\n", 'x_bucket{le="1"} 3 # {trace_id="ab"} 0.5 1.5\n')
+    assert found(look(before, cut_off)) == [("zero_hit", "critical", "likely")]
+
+
+def test_f16_without_labels_or_under_the_older_name() -> None:
+    for change in (
+        lambda text: text.replace('{engine="0",model_name="m"}', ""),
+        lambda text: text.replace('engine="0",', ""),
+        lambda text: text.replace("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+    ):
+        assert found(look(*map(change, f16()))) == [("zero_hit", "critical", "likely")]
+
+
+def test_n7_a_restart_shows_in_created_series_too() -> None:
+    """Several API servers share a page without a start time; counters have passed the old ones."""
+
+    def told(text: str, created: float) -> str:
+        kept = "".join(line for line in text.splitlines(True) if "process_start" not in line)
+        return kept + f"vllm:prefix_cache_queries_created{{{LABELS}}} {created}\n"
+
+    before, after = f16()
+    assert found(look(told(before, 100.0), told(after, 100.0))) != []
+    assert found(look(told(before, 100.0), told(after, 9_000.0))) == []
+
+
 def test_f17_a_persistent_tier_after_a_restart() -> None:
     tier = {"vllm_kv_offload_tiering_chunk_queries_total": 9_000.0,
             "vllm_kv_offload_tiering_chunk_hits_total": 8_800.0}  # fmt: skip
