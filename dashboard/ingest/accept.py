@@ -11,13 +11,14 @@ from typing import Final
 import msgspec
 
 from kvlens.dashboard.ingest.checks import (
+    SPAN_ID,
     TRACE_ID,
     check_engine,
     check_length,
     check_record,
     check_time,
 )
-from kvlens.dashboard.ingest.otlp import Resource, Span
+from kvlens.dashboard.ingest.otlp import MAX_ATTRIBUTES, Resource, Span
 from kvlens.dashboard.store.base import Batch, EngineEvent, Row
 from kvlens.dashboard.store.codec import pack
 from kvlens.telemetry import semconv
@@ -67,6 +68,9 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
         accepted.ignored += len(resource.spans) - len(ours)
         if not ours:
             continue
+        if resource.too_many:
+            accepted.rejected[_too_many("the resource")] += len(ours)
+            continue
         try:
             engine = _engine(resource, max_json)
         except RecordError as error:
@@ -75,6 +79,8 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
         newest = engine.started_at
         for span in ours:
             try:
+                if span.too_many:
+                    raise RecordError(_too_many(span.name))
                 if span.name == semconv.SPAN_REQUEST:
                     row = _row(span, engine, max_json)
                     rows.append(row)
@@ -89,6 +95,10 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
                 accepted.rejected[str(error)] += 1
         engines.append((engine, newest))
     return accepted
+
+
+def _too_many(what: str) -> str:
+    return f"{what} has over {MAX_ATTRIBUTES} attributes"
 
 
 def _engine(resource: Resource, max_json: int) -> EngineInfo:
@@ -130,6 +140,7 @@ def _row(span: Span, engine: EngineInfo, max_json: int) -> Row:
         raise RecordError(f"{semconv.ATTR_RECORD} is nested too deeply") from error
     check_record(record, engine)
     if not record.trace_id and TRACE_ID.match(span.trace_id):
-        record = msgspec.structs.replace(record, trace_id=span.trace_id, span_id=span.span_id)
+        span_id = span.span_id if SPAN_ID.match(span.span_id) else ""
+        record = msgspec.structs.replace(record, trace_id=span.trace_id, span_id=span_id)
         text = encode(record)
     return Row(record, pack(text))

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 
 GZIP: Final = "gzip"
 _GZIP_WINDOW: Final = 16 + zlib.MAX_WBITS
+_MAX_MEMBERS: Final = 64
 
 
 class BodyError(ValueError):
@@ -46,6 +47,8 @@ def decompress(body: bytes, encoding: str, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while body:  # gzip allows several members in a row
+        if len(parts) >= _MAX_MEMBERS:  # each copies the rest: time that no size bounds
+            raise BodyError(400, f"the gzip body has over {_MAX_MEMBERS} members")
         member = zlib.decompressobj(_GZIP_WINDOW)
         try:
             part = member.decompress(body, limit - size + 1)

@@ -27,7 +27,7 @@ _TOKENS: Final = (
     "lost_tokens", "output_tokens",
 )  # fmt: skip
 TRACE_ID: Final = re.compile(r"[0-9a-f]{32}\Z")
-_SPAN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
+SPAN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
 
 
 def check_engine(engine: EngineInfo) -> None:
@@ -63,7 +63,7 @@ def check_record(record: RequestRecord, engine: EngineInfo) -> None:
     for load in record.loads:
         if load.latency is not None and not 0 <= load.latency < _LATEST:
             raise RecordError("latency of a load is negative or not in seconds")
-    for name, pattern in (("trace_id", TRACE_ID), ("span_id", _SPAN_ID)):
+    for name, pattern in (("trace_id", TRACE_ID), ("span_id", SPAN_ID)):
         value = getattr(record, name)
         if value and not pattern.match(value):
             raise RecordError(f"{name} {value[:40]!r} is not lower-case hex")

@@ -1,12 +1,15 @@
 """OTLP/HTTP trace exports, protobuf or JSON, read into the little that is needed.
 
 OTLP's JSON is not proto3 JSON: ids are hex and enums are numbers. The JSON is
-therefore read by types of its own, and ids are lower-case hex from here on.
+therefore read by types of its own, and ids are lower-case hex from here on (base64
+from senders that take it for proto3 JSON is read too).
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+import base64
+import binascii
+from collections.abc import Collection, Container, Iterator
 from typing import Final, NamedTuple, TypeVar
 
 import msgspec
@@ -20,12 +23,15 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.trace.v1.trace_pb2 import Span as ProtoSpan
 
 from kvlens.dashboard.ingest.body import BodyError
 
 PROTOBUF: Final = "application/x-protobuf"
 JSON: Final = "application/json"
 CONTENT_TYPES: Final = (PROTOBUF, JSON)
+MAX_ATTRIBUTES: Final = 512
+"""Attributes of one span, or of one resource."""
 _INVALID_ARGUMENT: Final = 3
 _UNAVAILABLE: Final = 14
 
@@ -39,6 +45,8 @@ class Span(NamedTuple):
     end_time: float
     """Unix seconds, 0 when unknown."""
     attributes: dict[str, str]
+    too_many: bool = False
+    """It has over :data:`MAX_ATTRIBUTES`, and none of them is kept."""
 
 
 class Resource(NamedTuple):
@@ -46,10 +54,12 @@ class Resource(NamedTuple):
 
     attributes: dict[str, str]
     spans: list[Span]
+    too_many: bool = False
+    """It has over :data:`MAX_ATTRIBUTES` of its own, and none of them is kept."""
 
 
 class _Struct(msgspec.Struct, rename="camel"):
-    """JSON object of OTLP; members that are not needed are skipped."""
+    """JSON object of OTLP; members that are not needed are skipped, null is what is left out."""
 
 
 class _Value(_Struct):
@@ -57,37 +67,37 @@ class _Value(_Struct):
 
 
 class _Attribute(_Struct):
-    key: str = ""
+    key: str | None = None
     value: _Value | None = None
 
 
 class _Span(_Struct):
-    name: str = ""
-    trace_id: str = ""
-    span_id: str = ""
-    end_time_unix_nano: int | str = 0
-    attributes: list[_Attribute] = []
+    name: str | None = None
+    trace_id: str | None = None
+    span_id: str | None = None
+    end_time_unix_nano: int | str | None = 0
+    attributes: list[_Attribute] | None = None
 
 
 class _ScopeSpans(_Struct):
-    spans: list[_Span] = []
+    spans: list[_Span] | None = None
 
 
 class _ResourceAttributes(_Struct):
-    attributes: list[_Attribute] = []
+    attributes: list[_Attribute] | None = None
 
 
 class _ResourceSpans(_Struct):
-    resource: _ResourceAttributes = msgspec.field(default_factory=_ResourceAttributes)
-    scope_spans: list[_ScopeSpans] = []
+    resource: _ResourceAttributes | None = None
+    scope_spans: list[_ScopeSpans] | None = None
 
 
 class _Export(_Struct):
-    resource_spans: list[_ResourceSpans] = []
+    resource_spans: list[_ResourceSpans] | None = None
 
 
 class _MetricsExport(_Struct):
-    resource_metrics: list[msgspec.Raw] = []
+    resource_metrics: list[msgspec.Raw] | None = None
 
 
 T = TypeVar("T")
@@ -164,23 +174,32 @@ def _from_protobuf(
     export: ExportTraceServiceRequest, names: Container[str] | None
 ) -> Iterator[Resource]:
     for resource in export.resource_spans:
+        attributes = resource.resource.attributes
         yield Resource(
-            _string_values(resource.resource.attributes),
+            _string_values(attributes),
             [
-                Span(
-                    span.name,
-                    span.trace_id.hex(),
-                    span.span_id.hex(),
-                    span.end_time_unix_nano / 1e9,
-                    _string_values(span.attributes) if names is None or span.name in names else {},
-                )
+                _read_span(span, names is None or span.name in names)
                 for scope in resource.scope_spans
                 for span in scope.spans
             ],
+            len(attributes) > MAX_ATTRIBUTES,
         )
 
 
-def _string_values(attributes: Iterable[KeyValue]) -> dict[str, str]:
+def _read_span(span: ProtoSpan, wanted: bool) -> Span:
+    return Span(
+        span.name,
+        span.trace_id.hex(),
+        span.span_id.hex(),
+        span.end_time_unix_nano / 1e9,
+        _string_values(span.attributes) if wanted else {},
+        len(span.attributes) > MAX_ATTRIBUTES,
+    )
+
+
+def _string_values(attributes: Collection[KeyValue]) -> dict[str, str]:
+    if len(attributes) > MAX_ATTRIBUTES:
+        return {}
     return {
         attribute.key: attribute.value.string_value
         for attribute in attributes
@@ -189,21 +208,35 @@ def _string_values(attributes: Iterable[KeyValue]) -> dict[str, str]:
 
 
 def _from_json(export: _Export) -> Iterator[Resource]:
-    for resource in export.resource_spans:
+    for resource in export.resource_spans or ():
+        attributes = (resource.resource and resource.resource.attributes) or []
         yield Resource(
-            _strings(resource.resource.attributes),
-            [_span(span) for scope in resource.scope_spans for span in scope.spans],
+            _strings(attributes),
+            [_span(span) for scope in resource.scope_spans or () for span in scope.spans or ()],
+            len(attributes) > MAX_ATTRIBUTES,
         )
 
 
 def _span(span: _Span) -> Span:
+    attributes = span.attributes or []
     return Span(
-        span.name,
-        span.trace_id.lower(),
-        span.span_id.lower(),
-        _seconds(span.end_time_unix_nano),
-        _strings(span.attributes),
+        span.name or "",
+        _hex(span.trace_id or ""),
+        _hex(span.span_id or ""),
+        _seconds(span.end_time_unix_nano or 0),
+        _strings(attributes),
+        len(attributes) > MAX_ATTRIBUTES,
     )
+
+
+def _hex(ident: str) -> str:
+    """An id as OTLP writes it; some senders write base64, as plain proto3 JSON has it."""
+    if len(ident) in (12, 24) and ident.endswith("="):  # 8 or 16 bytes; no hex id has it
+        try:
+            return base64.b64decode(ident, validate=True).hex()
+        except binascii.Error:
+            return ""
+    return ident.lower()
 
 
 def _seconds(nano: int | str) -> float:
@@ -214,8 +247,12 @@ def _seconds(nano: int | str) -> float:
 
 
 def _strings(attributes: list[_Attribute]) -> dict[str, str]:
+    if len(attributes) > MAX_ATTRIBUTES:
+        return {}
     return {
         attribute.key: attribute.value.string_value
         for attribute in attributes
-        if attribute.value is not None and attribute.value.string_value is not None
+        if attribute.key is not None
+        and attribute.value is not None
+        and attribute.value.string_value is not None
     }

@@ -52,6 +52,31 @@ def test_a_record_without_trace_id_gets_the_spans() -> None:
     assert b'"trace_id":"000' in unpack(row.body)
 
 
+@pytest.mark.parametrize("span_id", ["x", "AAECAwQFBgc="])
+def test_a_span_id_that_is_none_is_not_kept(span_id: str) -> None:
+    bare = msgspec.structs.replace(RECORD, trace_id="", span_id="")
+    data = exports.records_export(INFO, [bare])
+    data["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["spanId"] = span_id
+    (row,) = take(data).batch.rows
+    assert row.record.span_id == ("" if span_id == "x" else "0001020304050607")
+
+
+@pytest.mark.parametrize("encode_as", [exports.as_json, exports.as_protobuf])
+def test_attributes_are_bounded(encode_as: Any) -> None:
+    media = otlp.JSON if encode_as is exports.as_json else otlp.PROTOBUF
+    many = [exports.attribute(f"a{n}", "x") for n in range(otlp.MAX_ATTRIBUTES)]
+    data = exports.records_export(INFO, [RECORD, factory.lost_record(2, INFO)])
+    (resource,) = data["resourceSpans"]
+    resource["scopeSpans"][0]["spans"][0]["attributes"] += many
+    accepted = accept(otlp.read_traces(encode_as(data), media), MAX_JSON)
+    assert [row.record.request_id for row in accepted.batch.rows] == ["cmpl-0002"]
+    assert accepted.message == "kv_offload.request has over 512 attributes (1x)"
+    resource["resource"]["attributes"] += many
+    accepted = accept(otlp.read_traces(encode_as(data), media), MAX_JSON)
+    assert accepted.batch.rows == []
+    assert accepted.message == "the resource has over 512 attributes (2x)"
+
+
 def test_engine_start_and_stop() -> None:
     data = exports.export(
         INFO, exports.engine_span("started", INFO.started_at), exports.engine_span("stopped", 9e9)

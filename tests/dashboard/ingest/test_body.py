@@ -42,6 +42,7 @@ def test_members_count_together() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
+        (gzip.compress(b"") * 65, "over 64 members"),
         (b"plain text", "not gzip"),
         (gzip.compress(PLAIN)[:-1], "cut off"),
         (gzip.compress(PLAIN)[:20], "cut off"),
