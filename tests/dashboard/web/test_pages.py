@@ -147,7 +147,17 @@ def test_cost_by_cause_and_engine(filled: httpx.Client) -> None:
     assert causes.index("drafter fallback") < causes.index("store gap")
     engines = html[html.index('id="engines-title"') :]
     assert engines.index("inc-a1") < engines.index("inc-b1")
-    assert "Nothing was lost in this range" in page(filled, "/cost?range=1h") or "drafter" in html
+    hour = page(filled, "/cost?range=1h")
+    assert "inc-a1" in hour
+    assert "inc-c1" not in hour  # it ended half a day ago
+
+
+def test_nothing_lost_costs_nothing(client: httpx.Client) -> None:
+    info = engine(affected=False)
+    send(client, info, [served_record(1, info)])
+    html = page(client, "/cost")
+    assert "Nothing was lost in this range" in html
+    assert re.search(r'<dd class="value ">0 s', html)
 
 
 def test_a_request_is_a_waterfall_of_its_steps(filled: httpx.Client) -> None:
