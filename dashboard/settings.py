@@ -8,8 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import NoDecode, SettingsConfigDict
+from pydantic_settings import SettingsError as SourceError
 from typing_extensions import Self
 
 from kvlens.dashboard.detect.thresholds import Thresholds
@@ -81,7 +89,8 @@ class Settings(NotifySettings, Thresholds):
     scrape: Annotated[tuple[str, ...], NoDecode] = ()
     """Addresses of vLLM servers whose ``/metrics`` are read, separated by commas."""
     scrape_file: str | None = None
-    """More of them, in a JSON file as for Prometheus' ``file_sd_configs``; read anew on change."""
+    """More of them, in a JSON or YAML file as for Prometheus' ``file_sd_configs``, or in all that
+    a pattern such as ``targets/*.yml`` matches; read anew every ``scrape_refresh_seconds``."""
     scrape_http_sd: str | None = None
     """More of them, from an address as for Prometheus' ``http_sd_configs``."""
     scrape_interval_seconds: float = Field(15.0, ge=1)
@@ -97,6 +106,8 @@ class Settings(NotifySettings, Thresholds):
 
     trace_url_template: str | None = None
     """Link to a trace, e.g. ``https://jaeger.example/trace/{trace_id}``."""
+
+    _merged: dict[str, tuple[dict[str, float], Thresholds]] = PrivateAttr(default_factory=dict)
 
     @field_validator("store")
     @classmethod
@@ -134,6 +145,8 @@ class Settings(NotifySettings, Thresholds):
     def _http_sd(cls, value: str | None) -> str | None:
         if value is not None and not value.startswith(("http://", "https://")):
             raise ValueError(f"{value!r} is no address: give one with http:// or https://")
+        if value is not None and "@" in value.partition("://")[2].partition("/")[0]:
+            raise ValueError("credentials in addresses are not supported")
         return value
 
     @field_validator("read_token", "ingest_token")
@@ -188,8 +201,13 @@ class Settings(NotifySettings, Thresholds):
         changes = self.model_thresholds.get(model)
         if not changes:
             return self
-        common = {name: getattr(self, name) for name in Thresholds.model_fields}
-        return Thresholds.model_validate({**common, **changes})
+        # Detectors ask for each request; a copy of the settings brings changes of its own.
+        known, merged = self._merged.get(model, (None, None))
+        if merged is None or known is not changes:
+            common = {name: getattr(self, name) for name in Thresholds.model_fields}
+            merged = Thresholds.model_validate({**common, **changes})
+            self._merged[model] = changes, merged
+        return merged
 
     @property
     def clickhouse(self) -> clickhouse_target.Target | None:
@@ -232,6 +250,12 @@ def load_settings(**given: object) -> Settings:
         return Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     except ValidationError as error:
         raise SettingsError("\n".join(map(_explain, error.errors()))) from error
+    except SourceError as error:  # a variable of the environment that should be JSON
+        field = str(error).partition('"')[2].partition('"')[0]
+        raise SettingsError(
+            f"{field} (KVLENS_{field.upper()}): it is not JSON ({error.__cause__}): see "
+            "docs/configuration.md for an example"
+        ) from error
 
 
 def _explain(error: object) -> str:
@@ -239,7 +263,9 @@ def _explain(error: object) -> str:
     message = str(error["msg"]).removeprefix("Value error, ")
     if not error["loc"]:
         return message
-    field = str(error["loc"][0])
+    field, *inner = map(str, error["loc"])
+    if inner:
+        message = f"{'.'.join(inner)}: {message}"
     if error["type"] == "extra_forbidden":
         return f"{field}: no such setting; known are {', '.join(Settings.model_fields)}"
     return f"{field} (KVLENS_{field.upper()}): {message}"

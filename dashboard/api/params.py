@@ -13,6 +13,8 @@ from kvlens.dashboard.store.base import RequestQuery, Store
 from kvlens.telemetry.semconv import Cause, Verdict
 
 MAX_LIMIT = 1000
+_LATEST = 1e11
+"""Unix seconds that no clock shows."""
 
 
 def _time(value: object) -> object:
@@ -30,7 +32,7 @@ def _time(value: object) -> object:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
-Time = Annotated[float, BeforeValidator(_time), Field(allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, le=_LATEST, allow_inf_nan=False), BeforeValidator(_time)]
 Text = Annotated[str, Field(min_length=1, max_length=512)]
 
 

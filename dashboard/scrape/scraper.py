@@ -11,7 +11,6 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Final, Protocol
 
 import httpx
@@ -25,6 +24,8 @@ from kvlens.dashboard.scrape.targets import (
     TargetError,
     discovered,
     distinct,
+    files,
+    from_file,
     target_of,
 )
 from kvlens.dashboard.selfmetrics import SelfMetrics
@@ -141,7 +142,7 @@ class Scraper:
             if source is None:
                 continue
             try:
-                self._found[source] = discovered(await read(source), source)
+                self._found[source] = await read(source)
                 self._warned.discard(source)
             except (TargetError, FetchError, OSError) as error:
                 self._metrics.scrapes.labels(FAILED).inc()
@@ -149,11 +150,11 @@ class Scraper:
                     self._warned.add(source)
                     _logger.warning("scrape targets are as before: %s", error)
 
-    async def _read_file(self, path: str) -> bytes:
-        return await asyncio.to_thread(Path(path).read_bytes)
+    async def _read_file(self, pattern: str) -> list[Target]:
+        return await asyncio.to_thread(_read_files, pattern)
 
-    async def _read_http(self, url: str) -> bytes:
-        return await self._fetch(url, _MAX_SD_BYTES)
+    async def _read_http(self, url: str) -> list[Target]:
+        return discovered(await self._fetch(url, _MAX_SD_BYTES), url)
 
     async def _drop(self, url: str) -> None:
         task, status = self._tasks.pop(url), self._status.pop(url)
@@ -236,6 +237,10 @@ class Scraper:
         for state in ("pending", "up", "down", "not_vllm"):
             number = sum(status.state == state for status in self._status.values())
             self._metrics.scrape_targets.labels(state).set(number)
+
+
+def _read_files(pattern: str) -> list[Target]:
+    return [target for path in files(pattern) for target in from_file(path)]
 
 
 def _read(page: bytes) -> list[Reading]:

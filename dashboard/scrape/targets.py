@@ -1,12 +1,14 @@
-"""Which servers are scraped: from settings, a file, or Prometheus' HTTP service discovery."""
+"""Which servers are scraped: from settings, files, or Prometheus' HTTP service discovery."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
+import yaml
 
 _SCHEME: Final = "__scheme__"
 _PATH: Final = "__metrics_path__"
@@ -29,8 +31,8 @@ class Target(NamedTuple):
 class _Group(msgspec.Struct):
     """One entry of ``file_sd_configs`` or ``http_sd_configs``."""
 
-    targets: list[str]
-    labels: dict[str, str] = {}
+    targets: list[str] | None
+    labels: dict[str, Any] | None = None
 
 
 _groups: Final = msgspec.json.Decoder(list[_Group])
@@ -60,6 +62,38 @@ def target_of(url: str) -> Target:
     return Target(parts.netloc + ("" if parts.path == _DEFAULT_PATH else parts.path), url)
 
 
+def files(pattern: str) -> list[Path]:
+    """The files that ``scrape_file`` names; raises :class:`TargetError` if there is none.
+
+    As in Prometheus the last part of the path may hold ``*``.
+    """
+    path = Path(pattern).expanduser()
+    found = sorted(path.parent.glob(path.name)) if "*" in path.name else [path]
+    if not found:
+        raise TargetError(f"{pattern} matches no file")
+    return found
+
+
+def from_file(path: Path) -> list[Target]:
+    """Targets in one file: JSON if it is called ``.json``, else YAML, of which JSON is a part.
+
+    Raises :class:`TargetError`, and ``OSError`` if it cannot be read.
+    """
+    data = path.read_bytes()
+    if path.suffix == ".json":
+        return discovered(data, str(path))
+    try:
+        # None: nothing but comments.
+        groups = msgspec.convert(yaml.safe_load(data) or [], list[_Group])
+    except (yaml.YAMLError, msgspec.ValidationError, UnicodeError, RecursionError) as error:
+        why = " ".join(str(error).split())
+        raise TargetError(
+            f"{path} is no list of targets ({why}): give YAML such as "
+            f"`- targets: ['host:8000']`, or JSON in a file called .json"
+        ) from error
+    return _targets(groups, str(path))
+
+
 def discovered(data: bytes | str, source: str) -> list[Target]:
     """Targets of Prometheus' service-discovery JSON; raises :class:`TargetError`."""
     try:
@@ -69,11 +103,15 @@ def discovered(data: bytes | str, source: str) -> list[Target]:
             f'{source} is no list of targets ({error}): give JSON such as [{{"targets": '
             f'["host:8000"], "labels": {{}}}}]'
         ) from error
+    return _targets(groups, source)
+
+
+def _targets(groups: Iterable[_Group], source: str) -> list[Target]:
     found: list[Target] = []
     for group in groups:
-        for address in group.targets:
+        for address in group.targets or ():
             try:
-                found.append(target_of(metrics_url(_full(address, group.labels))))
+                found.append(target_of(metrics_url(_full(address, group.labels or {}))))
             except ValueError as error:
                 raise TargetError(f"{source}: {error}") from error
     if len(found) > _MAX_TARGETS:
@@ -84,7 +122,7 @@ def discovered(data: bytes | str, source: str) -> list[Target]:
 def _full(address: str, labels: Mapping[str, Any]) -> str:
     if "/" in address:
         raise ValueError(f"{address!r} is no target: give host:port, and the rest as labels")
-    path = labels.get(_PATH, _DEFAULT_PATH)
+    path = str(labels.get(_PATH, _DEFAULT_PATH))
     return f"{labels.get(_SCHEME, 'http')}://{address}{'' if path.startswith('/') else '/'}{path}"
 
 

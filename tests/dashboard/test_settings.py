@@ -86,3 +86,32 @@ def test_trace_url() -> None:
     assert settings.trace_url("ab12") == "https://jaeger.example/trace/ab12"
     assert settings.trace_url("") is None
     assert load_settings().trace_url("ab12") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{bad", r"model_thresholds \(KVLENS_MODEL_THRESHOLDS\): it is not JSON .*example"),
+        ('["m"]', "Input should be a valid dictionary"),
+        ('{"m": {"lost_hits_share": "x"}}', "m.lost_hits_share: Input should be a valid number"),
+        ('{"m": {"lost_hits_share": 7}}', "model_thresholds of 'm': lost_hits_share: Input should"),
+        ('{"m": {"lost_hit_share": 0.7}}', "lost_hit_share: no such threshold; known are "),
+    ],
+)
+def test_thresholds_of_models_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.setenv("KVLENS_MODEL_THRESHOLDS", text)
+    with pytest.raises(SettingsError, match=message):
+        load_settings()
+
+
+def test_thresholds_of_a_model_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVLENS_MODEL_THRESHOLDS", '{"m": {"lost_hits_share": 0.7}}')
+    monkeypatch.setenv("KVLENS_ZERO_HIT_REQUESTS", "5")
+    settings = load_settings()
+    assert settings.thresholds("m") is settings.thresholds("m")
+    assert (settings.thresholds("m").lost_hits_share, settings.thresholds("n")) == (0.7, settings)
+    assert settings.thresholds("m").zero_hit_requests == 5
+    other = settings.model_copy(update={"model_thresholds": {"m": {"lost_hits_share": 0.2}}})
+    assert other.thresholds("m").lost_hits_share == 0.2

@@ -227,3 +227,12 @@ def test_openapi_lists_every_endpoint_and_the_allowed_values(client: httpx.Clien
     } == set(spec["paths"])  # fmt: skip
     assert spec["components"]["schemas"]["Verdict"]["enum"] == [str(v) for v in Verdict]
     assert client.get("/docs").status_code == 404
+
+
+@pytest.mark.parametrize("path", ["series", "requests", "export", "audit"])
+@pytest.mark.parametrize("time", ["-1", "-1.7976931348623157e+308", "1e12", "nan", "inf", "soon"])
+def test_times_that_no_clock_shows(client: httpx.Client, path: str, time: str) -> None:
+    name = "before" if path == "audit" else "until"
+    answer = client.get(f"/api/v1/{path}", params={name: time})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith(f"{name}: ")

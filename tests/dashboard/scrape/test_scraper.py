@@ -131,6 +131,7 @@ def test_targets_from_a_file_and_from_http_come_and_go(web: Web, tmp_path: Path)
                  == {"a": "up", "b": "up"})  # fmt: skip
         path.write_text("[]")
         wait_for(lambda: targets(client).keys() == {"b"})
+        path.unlink()  # nor does a file that went take its targets along
         web.put("/sd", "oops")  # a source that breaks keeps its last targets
         asked = web.seen["/sd"]
         wait_for(lambda: web.seen["/sd"] >= asked + 2)
@@ -173,6 +174,20 @@ def test_targets_that_cannot_be_are_refused_at_the_start() -> None:
         Settings(scrape="ftp://x", store="/tmp/never")
     with pytest.raises(ValueError, match="give one with http"):
         Settings(scrape_http_sd="consul", store="/tmp/never")
+    with pytest.raises(ValueError, match="credentials in addresses") as error:
+        Settings(scrape_http_sd="http://me:secret@sd/targets", store="/tmp/never")
+    assert "secret" not in str(error.value)
+
+
+def test_targets_from_a_pattern_of_yaml_files(web: Web, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        web.put(f"/{name}", page(stored=1))
+        (tmp_path / f"{name}.yml").write_text(
+            f"- targets: ['{web.address}']\n  labels: {{__metrics_path__: /{name}}}\n"
+        )
+    with dashboard(tmp_path, scrape_file=str(tmp_path / "*.yml")) as client:
+        wait_for(lambda: {n: t["state"] for n, t in targets(client).items()}
+                 == {"a": "up", "b": "up"})  # fmt: skip
 
 
 def test_without_targets_nothing_runs(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,8 @@ from kvlens.dashboard.scrape.targets import (
     TargetError,
     discovered,
     distinct,
+    files,
+    from_file,
     metrics_url,
     target_of,
 )
@@ -63,6 +66,66 @@ def test_prometheus_service_discovery() -> None:
 def test_what_is_no_list_of_targets(data: str | bytes) -> None:
     with pytest.raises(TargetError, match=r"^targets\.json"):
         discovered(data, "targets.json")
+
+
+YAML = """\
+# as for file_sd_configs
+- targets: ['a:8000', b:8000]
+  labels:
+    rack: 3
+- targets: [c]
+  labels: {__scheme__: https, __metrics_path__: /m}
+- targets:
+"""
+
+
+@pytest.mark.parametrize("name", ["targets.yml", "targets.yaml", "targets"])
+def test_a_file_in_yaml(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(YAML)
+    assert [target.url for target in from_file(tmp_path / name)] == [
+        "http://a:8000/metrics", "http://b:8000/metrics", "https://c/m",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["targets.json", "targets.yml"])
+def test_json_is_read_under_both_names(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text('[{"targets": ["a:1"], "labels": null}]')
+    assert from_file(tmp_path / name) == [Target("a:1", "http://a:1/metrics")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- targets: [a\n", "is no list of targets"),
+        ("targets: [a]", "Expected `array`, got `object`"),
+        ("- a:8000", "Expected `object`, got `str`"),
+        ("- targets: a:8000", "Expected `array | null`, got `str`"),
+        ("- targets: [1]", "Expected `str`, got `int`"),
+        ("- targets: ['http://a']", "give host:port, and the rest as labels"),
+        ("- !!python/object/apply:os.system [true]", "is no list of targets"),
+    ],
+)
+def test_a_file_that_is_no_list_of_targets(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "targets.yml"
+    path.write_text(text)
+    with pytest.raises(TargetError) as error:
+        from_file(path)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+
+
+def test_a_file_of_comments_has_no_targets(tmp_path: Path) -> None:
+    (tmp_path / "targets.yml").write_text("# none yet\n")
+    assert from_file(tmp_path / "targets.yml") == []
+
+
+def test_files_by_a_pattern(tmp_path: Path) -> None:
+    for name in ("b.yml", "a.yml", "c.json"):
+        (tmp_path / name).touch()
+    assert [path.name for path in files(str(tmp_path / "*.yml"))] == ["a.yml", "b.yml"]
+    assert files(str(tmp_path / "z.yml")) == [tmp_path / "z.yml"]  # reading it says what is wrong
+    with pytest.raises(TargetError, match=r"\*\.toml matches no file"):
+        files(str(tmp_path / "*.toml"))
 
 
 def test_one_server_named_twice_is_one() -> None:
