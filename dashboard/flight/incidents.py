@@ -19,7 +19,7 @@ class _Event(NamedTuple):
     time: float
     engine: EngineInfo
     entry: Entry | None
-    """None: the engine shut down."""
+    """None: the engine ended."""
 
 
 def replay_incidents(
@@ -34,7 +34,8 @@ def replay_incidents(
     """
     panel = Panel(detectors)
     engines = {recording.engine.incarnation_id: recording.engine for recording in recordings}
-    for event in heapq.merge(*map(_events, recordings), key=lambda event: event.time):
+    events = (_events(recording, _replaced_at(recording, recordings)) for recording in recordings)
+    for event in heapq.merge(*events, key=lambda event: event.time):
         if event.entry is None:
             panel.end(event.engine.incarnation_id, event.time)
         else:
@@ -43,8 +44,24 @@ def replay_incidents(
     return sorted(panel.changed.values(), key=lambda incident: (incident.opened_at, incident.id))
 
 
-def _events(recording: Recording) -> Iterator[_Event]:
+def _replaced_at(recording: Recording, recordings: Sequence[Recording]) -> float | None:
+    """Start of the next life of the same engine: one that was killed never says that it ends."""
+
+    def place(engine: EngineInfo) -> tuple[str, int, str]:
+        return engine.engine_id, engine.dp_rank, engine.host
+
+    own = recording.engine
+    later = [
+        other.engine.started_at
+        for other in recordings
+        if place(other.engine) == place(own) and other.engine.started_at > own.started_at
+    ]
+    return min(later, default=None)
+
+
+def _events(recording: Recording, replaced_at: float | None) -> Iterator[_Event]:
     for entry in recording:
         yield _Event(entry.record.finish_time, recording.engine, entry)
-    if recording.stopped_at is not None:
-        yield _Event(recording.stopped_at, recording.engine, None)
+    ended_at = recording.stopped_at if recording.stopped_at is not None else replaced_at
+    if ended_at is not None:
+        yield _Event(ended_at, recording.engine, None)
