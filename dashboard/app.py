@@ -7,7 +7,10 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 from fastapi import FastAPI, Request
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from kvlens.dashboard.api import actions, export, health, routes, stream
 from kvlens.dashboard.api.deps import Services
@@ -30,6 +33,7 @@ from kvlens.dashboard.store.retention import Limits
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.dashboard.web import runbooks
 from kvlens.dashboard.web.routes import router as web
+from kvlens.dashboard.web.templating import render
 from kvlens.telemetry import __version__
 
 
@@ -114,12 +118,24 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     )
     app.add_middleware(Security, settings=settings)
     app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _absent)
     for router in (
         ingest.router, stream.router, actions.router, routes.router, export.router,
         scrape.router, health.router, web, runbooks.router,
     ):  # fmt: skip
         app.include_router(router)
     return app
+
+
+async def _absent(request: Request, error: Exception) -> Response:
+    """A page for people, the usual JSON for programs."""
+    assert isinstance(error, HTTPException)
+    wants = request.headers.get("accept", "")
+    if error.status_code != 404 or "text/html" not in wants or request.method != "GET":
+        return await http_exception_handler(request, error)
+    found: Services = request.app.state.services
+    path = request.url.path
+    return render(found, request, "missing.html", status=404, what="page", ident=path)
 
 
 def _invalid(request: Request, error: Exception) -> JSON:

@@ -21,7 +21,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if argv is None and options.run is _simulate:
         _same_order()
-    code: int = options.run(options)
+    try:
+        code: int = options.run(options)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == "kvlens":
+            raise
+        print(
+            f"kvlens: this command needs {error.name}, which is not installed here: "
+            f"pip install 'kvlens[dashboard]'",
+            file=sys.stderr,
+        )
+        return USAGE
     return code
 
 

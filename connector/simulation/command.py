@@ -25,6 +25,8 @@ def run(paths: Sequence[Path], lookup: str, json_path: Path | None, detect: Dete
         scenarios = [(path, read(path)) for path in paths]
     except ScenarioError as error:
         return _refuse(str(error))
+    if json_path is not None and (problem := _unwritable(json_path)) is not None:
+        return _refuse(f"--json {json_path}: {problem}")
     with _quiet():
         try:
             import vllm  # noqa: F401 - the one dependency that kvlens does not bring
@@ -34,6 +36,15 @@ def run(paths: Sequence[Path], lookup: str, json_path: Path | None, detect: Dete
                 f"environment of your vLLM, or pip install 'kvlens[cpu]'"
             )
         return _run(scenarios, lookup, json_path, detect)
+
+
+def _unwritable(path: Path) -> str | None:
+    """Why ``path`` cannot be written, found before minutes of work; None if it can."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        return error.strerror
+    return None
 
 
 def _run(

@@ -58,9 +58,10 @@ def as_text(result: Result, incidents: Sequence[Finding]) -> str:
     """A table of the requests, what went wrong with them, and the incidents."""
     engine = result.engine
     active = [item.name for item in engine.corrections if item.state == "active"]
+    off = any(item.state == "off" for item in engine.corrections)
     lines = [
         f"{result.name}: vLLM {engine.vllm_version}, lookup {engine.lookup}, "
-        f"corrections: {', '.join(active) or 'none needed or wanted'}",
+        f"corrections: {', '.join(active) or ('off' if off else 'none needed')}",
         *_table(result.requests),
     ]
     said = set()

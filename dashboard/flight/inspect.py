@@ -15,7 +15,7 @@ import msgspec
 
 from kvlens.dashboard.flight import request as requests
 from kvlens.dashboard.flight.recordings import Recording, load
-from kvlens.dashboard.flight.terminal import Terminal, row, safe
+from kvlens.dashboard.flight.terminal import CUT, Terminal, row, safe
 from kvlens.dashboard.web import words
 from kvlens.dashboard.web.format import clock, plural, utc
 from kvlens.telemetry import records
@@ -41,7 +41,7 @@ class Filters:
 
     def matches(self, record: RequestRecord) -> bool:
         """Whether the record is to be shown."""
-        if self.request not in (None, record.request_id, record.internal_request_id):
+        if self.request is not None and not _is(self.request, record):
             return False
         if self.verdicts and record.verdict not in self.verdicts:
             return False
@@ -57,6 +57,15 @@ def parse_time(text: str) -> float:
         return float(text)
     moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _is(given: str, record: RequestRecord) -> bool:
+    """Whether ``given`` is one of the record's ids, whole or as the table cuts it."""
+    ids = record.request_id, record.internal_request_id
+    head, cut, tail = given.partition(CUT)
+    return given in ids or bool(
+        cut and head and any(one.startswith(head) and one.endswith(tail) for one in ids)
+    )
 
 
 def run(paths: Sequence[Path], filters: Filters, as_json: bool) -> int:

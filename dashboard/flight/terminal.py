@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TextIO
 
 NARROWEST: Final = 80
+CUT: Final = "~"
+"""Stands for what was cut out of an id."""
 _COLOURS: Final[Mapping[str, str]] = {
     "bad": "31", "warn": "33", "good": "32", "quiet": "", "strong": "1", "faint": "2",
 }  # fmt: skip
@@ -22,8 +24,7 @@ class Terminal:
         self._stream = stream or sys.stdout
         tty = self._stream.isatty()
         self._coloured = tty and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-        size = shutil.get_terminal_size((NARROWEST, 24)).columns if tty else NARROWEST
-        self.width = max(size, NARROWEST)
+        self.width = max(shutil.get_terminal_size((NARROWEST, 24)).columns, NARROWEST)
 
     def shows(self, text: str) -> bool:
         """Whether the stream's encoding has all of ``text``."""
@@ -61,7 +62,7 @@ def fit(text: str, width: int, right: bool = False) -> str:
     text = safe(text)
     if len(text) > width:
         head = (width - 1) // 2
-        text = f"{text[:head]}~{text[len(text) - (width - 1 - head) :]}"
+        text = f"{text[:head]}{CUT}{text[len(text) - (width - 1 - head) :]}"
     return text.rjust(width) if right else text.ljust(width)
 
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kvlens.dashboard import cli
 from kvlens.dashboard.cli import main
 from kvlens.telemetry import __version__
 
@@ -68,3 +71,29 @@ def test_simulate_starts_again_with_fixed_hashes(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(Replaced):
         main()
     assert started == [(sys.executable, ["/bin/kvlens", "simulate", "a.yaml"], "0")]
+
+
+def test_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def absent(options: object) -> int:
+        raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
+
+    monkeypatch.setattr(cli, "_doctor", absent)
+    assert main(["doctor", "http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr().err
+    assert "httpx" in said
+    assert "pip install 'kvlens[dashboard]'" in said
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    script = (
+        "import sys; from kvlens.dashboard import cli\n"
+        "cli._replay = lambda options: [print('line') for _ in range(100_000)] and 0\n"
+        f"sys.exit(cli.main(['replay', {str(tmp_path)!r}]))"
+    )
+    run = subprocess.run(
+        f"{sys.executable} -c {shlex.quote(script)} | head -1; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (run.returncode, run.stdout, run.stderr) == (0, "line\n", "")

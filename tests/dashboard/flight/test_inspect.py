@@ -13,6 +13,7 @@ import pytest
 from flown import fly
 
 from kvlens.dashboard.cli import main
+from kvlens.dashboard.flight import inspect
 from kvlens.telemetry import records
 from kvlens.telemetry.flight_format import MAGIC
 from kvlens.telemetry.records import RequestRecord
@@ -247,3 +248,11 @@ print(codes)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.stdout.splitlines()[-1] == "[0, 0, 0, 2]", run.stderr[-2000:]
     assert "pip install 'kvlens[dashboard]'" in run.stderr
+
+
+def test_an_id_is_found_as_the_table_cuts_it() -> None:
+    record = factory.served_record(1)
+    whole = record.internal_request_id
+    cases = {whole: True, f"cm~{whole[-6:]}": True, f"~{whole[-6:]}": False, "cmpl~other": False}
+    for given, found in cases.items():
+        assert inspect.Filters(request=given).matches(record) is found

@@ -232,6 +232,17 @@ def test_unknown_things_are_a_page_too(client: httpx.Client, kind: str) -> None:
     assert f"No such {kind[:-1]}" in page(client, f"/{kind}/%3Cb%3Enone", status=404)
 
 
+def test_an_unknown_address_is_a_page_for_people_and_json_for_programs(
+    client: httpx.Client,
+) -> None:
+    answer = client.get("/nosuch", headers={"accept": "text/html"})
+    assert answer.status_code == 404
+    assert "No such page" in answer.text
+    for path in ("/nosuch", "/api/v1/requests/nosuch"):
+        answer = client.get(path, headers={"accept": "*/*"})
+        assert (answer.status_code, "detail" in answer.json()) == (404, True)
+
+
 def test_texts_from_outside_stay_text(client: httpx.Client) -> None:
     now = time.time()
     info = engine(engine_id="<b>bold</b>", incarnation_id="a/b?<i>", model="<u>m</u>")
