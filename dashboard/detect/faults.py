@@ -156,12 +156,13 @@ class UnsafeBoundary(Share):
 
     def summary(self, tally: Tally) -> str:
         """One sentence with the numbers."""
-        requests = f"{tally.requests:,} {'request' if tally.requests == 1 else 'requests'}"
+        one = tally.requests == 1
+        requests = f"{tally.requests:,} {'request' if one else 'requests'}"
         if tally.cause == Cause.UNWRITTEN_SLOT:
             return f"{requests} stored a block whose last slot was never written, as if it were"
         return (
-            f"{requests} were served up to a boundary at which a recurrent group has no state: "
-            f"their outputs may be wrong"
+            f"{requests} {'was' if one else 'were'} served up to a boundary at which a recurrent group has no state: "
+            f"{'its output' if one else 'their outputs'} may be wrong"
         )
 
     def scope(self, state: State) -> dict[str, Any]:

@@ -42,7 +42,8 @@ def metrics_url(address: str) -> str:
     """Address of a server's ``/metrics``: host and port will do. Raises ``ValueError``."""
     text = address.strip()
     parts = urlsplit(text if "://" in text else f"http://{text}")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    spaced = any(map(str.isspace, text))
+    if spaced or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{address!r} is no address: give http://host:port")
     try:
         port = parts.port
