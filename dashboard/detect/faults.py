@@ -161,7 +161,8 @@ class UnsafeBoundary(Share):
         if tally.cause == Cause.UNWRITTEN_SLOT:
             return f"{requests} stored a block whose last slot was never written, as if it were"
         return (
-            f"{requests} {'was' if one else 'were'} served up to a boundary at which a recurrent group has no state: "
+            f"{requests} {'was' if one else 'were'} served up to a boundary at which a recurrent "
+            f"group has no state: "
             f"{'its output' if one else 'their outputs'} may be wrong"
         )
 
