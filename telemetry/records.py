@@ -8,13 +8,20 @@ Neither prompt text nor token ids nor whole block hashes are ever part of it.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from kvlens.telemetry import semconv
 
-Range = tuple[int, int]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+"""A number of something, or an index; its range is checked when a record is read, as of the next
+two, so that no sum and no chart of them can overflow."""
+Group = Annotated[int, msgspec.Meta(ge=0, lt=4096)]
+"""Index of a KV-cache group."""
+Seconds = Annotated[float, msgspec.Meta(ge=-1e15, le=1e15)]
+"""A duration, or a time since 1970."""
+Range = tuple[Count, Count]
 """``(first, last)``, inclusive, of chunk indexes."""
 
 
@@ -25,15 +32,15 @@ class Struct(msgspec.Struct, kw_only=True):
 class GroupLayout(Struct):
     """One KV-cache group as the offload connector sees it."""
 
-    kv_group: int
+    kv_group: Group
     group_kind: str
-    tokens_per_block: int
-    tokens_per_chunk: int
-    window: int | None = None
+    tokens_per_block: Count
+    tokens_per_chunk: Count
+    window: Count | None = None
     """Sliding window in tokens, None for other kinds."""
-    extra_retained: int = 0
+    extra_retained: Count = 0
     """Tokens retained beyond the window (vLLM's ``extra_retained_tokens``)."""
-    attention_chunk: int | None = None
+    attention_chunk: Count | None = None
     """Size of a local-attention chunk in tokens, None for other kinds."""
     drafter: bool = False
     """Annotated in ``kv_cache_groups`` as holding drafter layers."""
@@ -45,8 +52,8 @@ class Layout(Struct):
     """All offloaded groups, in group order, and what they share."""
 
     groups: list[GroupLayout]
-    tokens_per_hash: int
-    blocks_per_chunk: int = 1
+    tokens_per_hash: Count
+    blocks_per_chunk: Count = 1
     partial_tail: bool = False
     """Whether this vLLM and layout serve a partial last block."""
 
@@ -75,14 +82,14 @@ class EngineInfo(Struct):
     engine_id: str
     incarnation_id: str
     model: str
-    started_at: float
+    started_at: Seconds
     kvlens_version: str
     vllm_version: str
     layout: Layout
     lookup: str = "corrected"
     corrections: list[Correction] = []
-    dp_rank: int = 0
-    devices: int = 1
+    dp_rank: Count = 0
+    devices: Count = 1
     """Devices that compute each token: tensor times pipeline parallel size."""
     host: str = ""
     block_drop: bool = False
@@ -91,10 +98,10 @@ class EngineInfo(Struct):
     """Whether the search asks every drafter group for one chunk more than it keeps."""
     load_window: bool = True
     """Whether the search asks windowed groups as far back as a load will reach."""
-    capacity_chunks: int | None = None
+    capacity_chunks: Count | None = None
     offload_prompt_only: bool = True
-    store_threshold: int = 0
-    retention_interval: int | None = None
+    store_threshold: Count = 0
+    retention_interval: Count | None = None
     """Tokens between the windows that are kept besides a prompt's last; None: all are."""
     persistent_tier: bool = False
     """Whether a tier outlives the engine (files, object store)."""
@@ -108,84 +115,84 @@ class EngineInfo(Struct):
 class GroupLookup(Struct):
     """One query of one group within a lookup; ``pass_number`` 0 = never asked."""
 
-    kv_group: int
+    kv_group: Group
     group_kind: str
-    tokens_per_chunk: int
+    tokens_per_chunk: Count
     drafter: bool = False
     """Treated as a drafter group in this lookup."""
-    start_chunk: int = 0
-    width: int = 0
-    raw_hits: int | None = None
+    start_chunk: Count = 0
+    width: Count = 0
+    raw_hits: Count | None = None
     """Hits before the pop; None when the backend deferred."""
-    popped: int = 0
-    boundary: int = 0
+    popped: Count = 0
+    boundary: Count = 0
     """Boundary confirmed after this query, in tokens."""
-    pass_number: int = 0
+    pass_number: Count = 0
     resident: list[Range] = []
     """Resident chunks of this group when the lookup ran."""
     truncated: bool = False
-    state_chunk: int | None = None
+    state_chunk: Count | None = None
     """Recurrent groups, when served: index of the chunk whose state is loaded."""
 
 
 class Lookup(Struct):
     """One answered lookup, or a run of identical deferred ones."""
 
-    time: float
-    seconds: float
-    local_tokens: int
-    num_tokens: int
-    attempt: int
+    time: Seconds
+    seconds: Seconds
+    local_tokens: Count
+    num_tokens: Count
+    attempt: Count
     exit: str
-    result: int | None = None
+    result: Count | None = None
     """Tokens answered beyond the local ones; None when deferred."""
-    last_time: float | None = None
-    count: int = 1
+    last_time: Seconds | None = None
+    count: Count = 1
     groups: list[GroupLookup] = []
-    vetoing_group: int | None = None
-    cap: int | None = None
+    vetoing_group: Group | None = None
+    cap: Count | None = None
     """At most that many tokens beyond the local ones could be loaded, if limited."""
-    load_cap: int | None = None
+    load_cap: Count | None = None
     """The request's own ``max_load_tokens``, a part of ``cap``."""
 
 
 class GroupChunks(Struct):
     """Chunk counts of one group in a store or a load."""
 
-    kv_group: int
-    offered: int = 0
-    stored: int = 0
-    held_back: int = 0
-    refused: int = 0
-    already: int = 0
-    excluded: int = 0
-    loaded: int = 0
+    kv_group: Group
+    offered: Count = 0
+    stored: Count = 0
+    held_back: Count = 0
+    refused: Count = 0
+    already: Count = 0
+    excluded: Count = 0
+    loaded: Count = 0
 
 
 class Store(Struct):
     """One store decision and, if something was stored, its job."""
 
-    time: float
+    time: Seconds
     job_id: int | None = None
     groups: list[GroupChunks] = []
-    evictions: int = 0
+    evictions: Count = 0
     refused: bool = False
-    completed_at: float | None = None
-    bytes: int | None = None
-    transfer_seconds: float | None = None
+    completed_at: Seconds | None = None
+    bytes: Count | None = None
+    transfer_seconds: Seconds | None = None
 
 
 class Load(Struct):
     """One load job of an admitted request."""
 
     job_id: int
-    time: float
+    time: Seconds
     groups: list[GroupChunks] = []
-    completed_at: float | None = None
-    latency: float | None = None
+    completed_at: Seconds | None = None
+    latency: Seconds | None = None
     """From allocation until the scheduler saw it finished."""
-    bytes: int | None = None
-    transfer_seconds: float | None = None
+    bytes: Count | None = None
+    transfer_seconds: Seconds | None = None
     synchronous: bool = False
 
 
@@ -198,43 +205,43 @@ class RequestRecord(Struct):
     engine_id: str
     incarnation_id: str
     model: str
-    arrival_time: float
-    finish_time: float
-    prompt_tokens: int
+    arrival_time: Seconds
+    finish_time: Seconds
+    prompt_tokens: Count
     verdict: str
-    started_at: float | None = None
+    started_at: Seconds | None = None
     """When the step left that computed its first tokens, the end of all waiting; None: none did."""
     schema_version: int = semconv.SCHEMA_VERSION
-    dp_rank: int = 0
+    dp_rank: Count = 0
     trace_id: str = ""
     span_id: str = ""
     parent_span_id: str = ""
-    local_tokens: int = 0
-    served_tokens: int = 0
-    servable_tokens: int = 0
-    expected_tokens: int = 0
-    lost_tokens: int = 0
-    lost_at_lookup: int = 0
-    lost_at_store: int = 0
-    computed_tokens: int | None = None
+    local_tokens: Count = 0
+    served_tokens: Count = 0
+    servable_tokens: Count = 0
+    expected_tokens: Count = 0
+    lost_tokens: Count = 0
+    lost_at_lookup: Count = 0
+    lost_at_store: Count = 0
+    computed_tokens: Count | None = None
     """Prompt tokens that the model computed; None if it never ran."""
-    evicted_tokens: int = 0
+    evicted_tokens: Count = 0
     """Tokens computed again because capacity had evicted their chunks; no part of ``lost``."""
-    lost_gpu_seconds: float = 0.0
+    lost_gpu_seconds: Seconds = 0.0
     """Device time of computing lost and evicted tokens, at the engine's own prefill rate."""
-    tier_tokens: dict[str, int] = {}
+    tier_tokens: dict[str, Count] = {}
     """Tokens loaded, by tier, where vLLM tells (0.32 and newer)."""
-    ghost_chunks: int = 0
+    ghost_chunks: Count = 0
     """Chunks of this request that the tier had stored, evicted and was offered again."""
-    ghost_distance: int = 0
+    ghost_distance: Count = 0
     """The most chunks evicted between the eviction of one of those and its return."""
-    reuse_distance: int | None = None
+    reuse_distance: Count | None = None
     """The most distinct chunks used between two uses of a sampled chunk; None: no second use."""
     cause: str | None = None
     causes: list[str] = []
     """All equally small explanations; the first is ``cause``."""
     confidence: str = str(semconv.Confidence.CERTAIN)
-    vetoing_group: int | None = None
+    vetoing_group: Group | None = None
     summary: str = ""
     """One sentence that says what happened, with the numbers."""
     evidence: dict[str, Any] = {}
@@ -242,14 +249,14 @@ class RequestRecord(Struct):
     lookups: list[Lookup] = []
     stores: list[Store] = []
     loads: list[Load] = []
-    deferral_seconds: float = 0.0
-    output_tokens: int = 0
+    deferral_seconds: Seconds = 0.0
+    output_tokens: Count = 0
     finish_reason: str = ""
-    preemptions: int = 0
+    preemptions: Count = 0
     sampling_probability: float = 1.0
-    resident_chunks: dict[int, int] = {}
+    resident_chunks: dict[Group, Count] = {}
     """Chunks in the tier when the record was made, by ``kv_group``."""
-    dropped: int = 0
+    dropped: Count = 0
     """Facts, spans and records that this engine had dropped until then."""
     truncated: bool = False
     """Details were dropped to keep the JSON within its limit."""

@@ -1,7 +1,8 @@
 """What a record and an engine must be before they reach the store.
 
 Everything from outside that a query, an index, a sum or a page relies on is
-checked here; errors name the field and what is wrong with it.
+checked here, besides what decoding checks (the range of every number); errors name
+the field and what is wrong with it.
 """
 
 from __future__ import annotations
@@ -15,17 +16,13 @@ from kvlens.telemetry.records import EngineInfo, RecordError, RequestRecord
 
 MAX_STRING: Final = 512
 """Characters of an id, a name or a model."""
-_MAX_INT: Final = 2**53
-_MAX_GROUPS: Final = 4096
 _MAX_DEPTH: Final = 8
 _LATEST: Final = 1e11
 """Unix seconds no clock shows: a time in another unit."""
 _VERDICTS: Final = frozenset(map(str, semconv.Verdict))
 _CAUSES: Final = frozenset(map(str, semconv.Cause))
-_TOKENS: Final = (
-    "prompt_tokens", "local_tokens", "served_tokens", "servable_tokens", "expected_tokens",
-    "lost_tokens", "output_tokens",
-)  # fmt: skip
+_LEAST_PROBABILITY: Final = 1e-9
+"""Each request counts as one by its probability: it must not outweigh all others."""
 TRACE_ID: Final = re.compile(r"[0-9a-f]{32}\Z")
 SPAN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
 
@@ -33,7 +30,6 @@ SPAN_ID: Final = re.compile(r"[0-9a-f]{16}\Z")
 def check_engine(engine: EngineInfo) -> None:
     """Raise :class:`RecordError` if the engine cannot be kept."""
     _names(engine, ("engine_id", "incarnation_id", "model"))
-    _numbers(engine, ("dp_rank",))
     check_length(engine.host, "host", MAX_STRING)
     check_time(engine.started_at, "started_at")
     if not engine.layout.groups or any(g.tokens_per_chunk < 1 for g in engine.layout.groups):
@@ -53,16 +49,14 @@ def check_record(record: RequestRecord, engine: EngineInfo) -> None:
         _known(cause, "cause", _CAUSES)
     check_time(record.arrival_time, "arrival_time")
     check_time(record.finish_time, "finish_time")
-    _numbers(record, _TOKENS)
-    if record.vetoing_group is not None and not 0 <= record.vetoing_group < _MAX_GROUPS:
-        raise RecordError("vetoing_group is not a group index")
     if not _shallow(record.evidence, _MAX_DEPTH):
         raise RecordError("evidence is nested too deeply")
-    if not 0 < record.sampling_probability <= 1:
+    if not _LEAST_PROBABILITY <= record.sampling_probability <= 1:
         raise RecordError("sampling_probability is not above 0 and at most 1")
-    for load in record.loads:
-        if load.latency is not None and not 0 <= load.latency < _LATEST:
-            raise RecordError("latency of a load is negative or not in seconds")
+    if record.deferral_seconds < 0 or record.lost_gpu_seconds < 0:
+        raise RecordError("deferral_seconds or lost_gpu_seconds is negative")
+    if any(load.latency is not None and load.latency < 0 for load in record.loads):
+        raise RecordError("latency of a load is negative")
     for name, pattern in (("trace_id", TRACE_ID), ("span_id", SPAN_ID)):
         value = getattr(record, name)
         if value and not pattern.match(value):
@@ -75,12 +69,6 @@ def _names(value: RequestRecord | EngineInfo, fields: Sequence[str]) -> None:
         if not text:
             raise RecordError(f"{name} is empty")
         check_length(text, name, MAX_STRING)
-
-
-def _numbers(value: RequestRecord | EngineInfo, fields: Sequence[str]) -> None:
-    for name in fields:
-        if not 0 <= getattr(value, name) < _MAX_INT:
-            raise RecordError(f"{name} is negative or absurdly large")
 
 
 def check_length(text: str, name: str, limit: int) -> None:
