@@ -10,12 +10,26 @@ from kvlens.dashboard.detect.share import Limits, Share, State, Weight
 from kvlens.dashboard.detect.tally import Tally
 from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.telemetry.records import EngineInfo, RequestRecord
-from kvlens.telemetry.semconv import Cause, IncidentKind, Severity, Verdict
+from kvlens.telemetry.semconv import Cause, Exit, IncidentKind, Severity, Verdict
 
+_DEFERRED: Final = frozenset(
+    map(str, (Exit.DEFERRED_BACKEND, Exit.DEFERRED_LOADING, Exit.DEFERRED_TRANSFER))
+)
 _POSITION: Final = ("kv_group", "boundary", "state_tokens", "chunk", "unwritten_token")
 """Evidence of an unsafe request that says where."""
 _REMEMBERED: Final = 1024
 """Stalled requests remembered, so that each counts once however often it is reported."""
+
+
+def waited(record: RequestRecord) -> float:
+    """Seconds that a request waited for an answer, by its own account or by its lookups'."""
+    if record.deferral_seconds:
+        return record.deferral_seconds
+    deferred = [lookup for lookup in record.lookups if lookup.exit in _DEFERRED]
+    if not deferred:
+        return 0.0
+    first = min(lookup.time for lookup in deferred)
+    return max(lookup.last_time or lookup.time for lookup in deferred) - first
 
 
 class DeferralStall(Share):
@@ -29,7 +43,7 @@ class DeferralStall(Share):
 
     def deferred(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """A request that still waits; shorter waits say nothing yet."""
-        if record.deferral_seconds <= self._thresholds(engine.model).deferral_stall_seconds:
+        if waited(record) <= self._thresholds(engine.model).deferral_stall_seconds:
             return None
         return self.observe(record, engine)
 
@@ -37,18 +51,19 @@ class DeferralStall(Share):
         self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
     ) -> Weight | None:
         """One per request that asked the tier."""
-        if record.deferral_seconds <= limits.deferral_stall_seconds:
+        seconds = waited(record)
+        if seconds <= limits.deferral_stall_seconds:
             return Weight(total=1) if record.lookups else None
         longest = max(state.memory.values(), default=0.0)
         known = state.memory.pop(record.internal_request_id, 0.0)
-        state.memory[record.internal_request_id] = max(known, record.deferral_seconds)
+        state.memory[record.internal_request_id] = max(known, seconds)
         while len(state.memory) > _REMEMBERED:
             del state.memory[next(iter(state.memory))]
         facts = {
-            "longest_seconds": round(record.deferral_seconds, 3),
+            "longest_seconds": round(seconds, 3),
             "deferred_lookups": sum(item.count for item in record.lookups),
         }
-        longer = record.deferral_seconds >= longest
+        longer = seconds >= longest
         return Weight(1, 1, 0 if known else 1, facts=facts if longer else {})
 
     def rank(self, tally: Tally, limits: Thresholds) -> Severity:

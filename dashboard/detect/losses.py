@@ -213,7 +213,11 @@ def _evicted_tokens(record: RequestRecord) -> int:
         return record.evicted_tokens
     if record.cause != Cause.CAPACITY and record.verdict != Verdict.EVICTED:
         return 0
-    return number(record.evidence, "evicted_tokens") or record.lost_tokens
+    told = number(record.evidence, "evicted_tokens") or record.lost_tokens
+    if told or record.verdict != Verdict.EVICTED:
+        return told
+    # An older record does not say how many: at most what was computed.
+    return max(0, record.prompt_tokens - record.local_tokens - record.served_tokens)
 
 
 def _gap_facts(evidence: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,15 @@ def test_f11_a_retry_that_never_ends_is_told_once_it_finished() -> None:
     assert Night().see([stalled]).incidents["deferral_stall"].cause == "retry_stall"
 
 
+def test_a_stall_shows_in_the_lookups_too() -> None:
+    bare = waiting(0, 30, START + 30, deferral_seconds=0.0)
+    (lookup,) = bare.lookups
+    assert Night().see([bare]).kinds == set()  # it does not say how long
+    lookup.last_time = START + 30
+    incident = Night().see([bare]).incidents["deferral_stall"]
+    assert incident.evidence["longest_seconds"] == 30
+
+
 def test_several_stalled_requests_are_critical() -> None:
     night = Night().see([waiting(n, 12, START + 12 + n) for n in range(3)], waiting=True)
     assert night.incidents["deferral_stall"].severity == "critical"

@@ -140,6 +140,13 @@ def test_three_evictions_that_are_most_of_the_reuse() -> None:
     assert Night().see(map(evicted, range(3))).kinds == {"capacity_thrash"}
 
 
+def test_evictions_of_which_no_number_is_told() -> None:
+    silent = [evicted(n, evidence={}, prompt_tokens=1_100) for n in range(3)]
+    night = Night().see(silent)
+    assert night.kinds == {"capacity_thrash"}
+    assert night.incidents["capacity_thrash"].evidence["evicted_tokens"] == 3_300
+
+
 def test_a_cache_that_misses_at_times_is_a_cache() -> None:
     traffic = [evicted(n) if n % 4 == 0 else served(n) for n in range(100)]
     assert Night().see(traffic).kinds == set()
