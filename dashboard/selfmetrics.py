@@ -46,6 +46,14 @@ class SelfMetrics:
         self.backpressure = counter(
             semconv.DASHBOARD_BACKPRESSURE, "Exports answered with 429 because the queue was full."
         )
+        self.deleted = counter(
+            semconv.DASHBOARD_DELETED, "Request records deleted for their age or the store's size."
+        )
+        self.store_bytes = Gauge(
+            semconv.DASHBOARD_STORE_BYTES,
+            "Bytes that the embedded store uses; 0 for a ClickHouse.",
+            registry=self.registry,
+        )
         self.stream_dropped = counter(
             semconv.DASHBOARD_STREAM_DROPPED, "Request events dropped for slow stream clients."
         )

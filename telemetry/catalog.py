@@ -200,6 +200,8 @@ def _dashboard(name: str, type_: s.MetricType, question: str) -> DashboardMetric
 DASHBOARD: Final = (
     _dashboard(s.DASHBOARD_RECORDS, "counter", "Do records arrive?"),
     _dashboard(s.DASHBOARD_DUPLICATES, "counter", "Are records sent more than once?"),
+    _dashboard(s.DASHBOARD_DELETED, "counter", "Does retention keep up, and how fast?"),
+    _dashboard(s.DASHBOARD_STORE_BYTES, "gauge", "How near is the store to its size limit?"),
     _dashboard(s.DASHBOARD_REJECTED, "counter", "Are spans of kvlens rejected as malformed?"),
     _dashboard(s.DASHBOARD_IGNORED, "counter", "Do spans arrive that are for somebody else?"),
     _dashboard(s.DASHBOARD_METRIC_EXPORTS, "counter", "Are OTLP metrics sent here, to no use?"),

@@ -349,6 +349,8 @@ RESIDENT_RANGES_MAX: Final = 64
 # --- the dashboard's own metrics ----------------------------------------------
 DASHBOARD_RECORDS: Final = "kvlens_dashboard_records"
 DASHBOARD_DUPLICATES: Final = "kvlens_dashboard_duplicate_records"
+DASHBOARD_DELETED: Final = "kvlens_dashboard_deleted_records"
+DASHBOARD_STORE_BYTES: Final = "kvlens_dashboard_store_bytes"
 DASHBOARD_REJECTED: Final = "kvlens_dashboard_rejected_spans"
 DASHBOARD_IGNORED: Final = "kvlens_dashboard_ignored_spans"
 DASHBOARD_BACKPRESSURE: Final = "kvlens_dashboard_backpressure"

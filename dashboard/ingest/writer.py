@@ -227,5 +227,8 @@ class Writer:
                     self._audience.engine(engine)
             self._touched.clear()
         if now >= self._next_maintenance and not last:
-            more = self._store.maintain(time.time())
-            self._next_maintenance = now if more else now + _MAINTAIN_EVERY
+            upkeep = self._store.maintain(time.time())
+            self._metrics.deleted.inc(upkeep.deleted)
+            if upkeep.size is not None:
+                self._metrics.store_bytes.set(upkeep.size)
+            self._next_maintenance = now if upkeep.more else now + _MAINTAIN_EVERY

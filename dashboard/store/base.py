@@ -73,6 +73,17 @@ class Appended(NamedTuple):
     """Incidents about which somebody did something."""
 
 
+class Upkeep(NamedTuple):
+    """What one step of retention did."""
+
+    more: bool = False
+    """Whether there is more to do."""
+    deleted: int = 0
+    """Requests deleted by this step."""
+    size: int | None = None
+    """Bytes in use; None where the store's size is not limited by us."""
+
+
 class GroupTotals(msgspec.Struct, kw_only=True):
     """Sums over requests of one KV-cache group, weighted like :class:`Totals`; chunks."""
 
@@ -209,8 +220,8 @@ class Store(Protocol):
     def records_after(self, seq: int, limit: int) -> list[tuple[int, RequestRecord]]:
         """Records with a higher ``seq``, in its order."""
 
-    def maintain(self, now: float) -> bool:
-        """Do one small step of retention; True when there is more to do."""
+    def maintain(self, now: float) -> Upkeep:
+        """Do one small step of retention."""
 
     def engines(self) -> list[Engine]:
         """All incarnations, newest start first."""

@@ -22,6 +22,7 @@ from kvlens.dashboard.store.base import (
     RequestQuery,
     StoreError,
     Totals,
+    Upkeep,
 )
 from kvlens.dashboard.store.clickhouse_append import Appender, engine_states, read_info, silence
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
@@ -73,7 +74,7 @@ class ClickHouseStore:
         """Make all batches durable, then return."""
         return self._appender.append(batches)
 
-    def maintain(self, now: float) -> bool:
+    def maintain(self, now: float) -> Upkeep:
         """Old requests and sums go by TTL; delete old closed incidents, hourly."""
         if now - self._pruned_at >= _PRUNE_EVERY and self._lease.valid:
             self._pruned_at = now
@@ -88,7 +89,7 @@ class ClickHouseStore:
                     f"ALTER TABLE {self._db}.incidents DELETE WHERE id IN"
                     f" ({quoted(ident for (ident,) in old)}) SETTINGS mutations_sync = 1"
                 )
-        return False
+        return Upkeep()
 
     # --- the thread that detects ------------------------------------------------
 

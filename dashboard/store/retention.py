@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Final
 
 from kvlens.dashboard.store.append import transaction
+from kvlens.dashboard.store.base import Upkeep
 from kvlens.dashboard.store.rollup import HOUR, MINUTE
 
 STEP: Final = 500
 """Requests deleted in one step: a few milliseconds between two batches."""
 _PRUNE_EVERY: Final = 3600.0
+_TELL_EVERY: Final = 10.0
+"""Seconds between two words on how far a deletion has come."""
 _logger = logging.getLogger(__name__)
 
 
@@ -33,25 +38,44 @@ class Retention:
         self._limits = limits
         self._pruned_at = float("-inf")
         self._running = 0
+        self._told_at = 0.0
+        self.engines_went = False
+        """Whether engines were deleted; whoever keeps them in memory clears it."""
 
-    def step(self, now: float) -> bool:
-        """Do one small step; True when there is more to do."""
+    def step(self, now: float) -> Upkeep:
+        """Do one small step."""
         if now - self._pruned_at >= _PRUNE_EVERY:
             self._pruned_at = now
             self._prune(now)
         cutoff = now - self._limits.request_age
         with transaction(self._db):
             deleted = self._delete("finish_time < ?", cutoff)
-            if not deleted and self.size() > self._limits.max_bytes:
+            size = self.size()
+            if not deleted and size > self._limits.max_bytes:
                 deleted = self._delete("? IS NULL", None)
         if deleted:
             self._running += deleted
             # By script: execute() would step this statement once, which frees one page.
             self._db.executescript("PRAGMA incremental_vacuum(1000)")
+            self._tell_progress()
         elif self._running:
             _logger.info("retention: deleted %d requests", self._running)
             self._running = 0
-        return deleted > 0
+        return Upkeep(deleted > 0, deleted, size)
+
+    def _tell_progress(self) -> None:
+        """Say now and then how far a long deletion has come."""
+        now = time.monotonic()
+        if self._running <= STEP:
+            self._told_at = now
+        elif now - self._told_at >= _TELL_EVERY:
+            self._told_at = now
+            oldest = self._db.execute("SELECT min(finish_time) FROM requests").fetchone()[0]
+            until = datetime.fromtimestamp(oldest or 0, timezone.utc).isoformat(" ", "seconds")
+            _logger.info(
+                "retention: deleted %d requests so far, up to %s; %.1f GB in use",
+                self._running, until, self.size() / 1e9,
+            )  # fmt: skip
 
     def size(self) -> int:
         """Bytes in use, without what is free to be written again."""
@@ -89,5 +113,17 @@ class Retention:
                 "DELETE FROM incidents WHERE state = 'closed' AND closed_at < ?",
                 (now - self._limits.request_age,),
             )
+            self._prune_engines(now - self._limits.rollup_age)
             self._db.execute("DELETE FROM actions WHERE time < ?", (now - self._limits.rollup_age,))
             self._db.execute("PRAGMA optimize").fetchall()
+
+    def _prune_engines(self, before: float) -> None:
+        """Engines that ended so long ago that nothing of them is left to show."""
+        gone = self._db.execute(
+            "SELECT engine_no FROM engines WHERE ended_at IS NOT NULL AND last_seen < ?"
+            " AND NOT EXISTS (SELECT 1 FROM requests WHERE requests.engine_no = engines.engine_no)",
+            (before,),
+        ).fetchall()
+        for table in ("sums", "engines"):
+            self._db.executemany(f"DELETE FROM {table} WHERE engine_no = ?", gone)
+        self.engines_went |= bool(gone)

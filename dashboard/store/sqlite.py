@@ -29,6 +29,7 @@ from kvlens.dashboard.store.base import (
     Point,
     RequestQuery,
     Totals,
+    Upkeep,
 )
 from kvlens.dashboard.store.codec import unpack
 from kvlens.dashboard.store.query import cursor, page_sql
@@ -120,9 +121,13 @@ class SqliteStore:
             states = db.execute("SELECT detector, incarnation_id, state FROM detection").fetchall()
         return DetectionState(checkpoint, states)
 
-    def maintain(self, now: float) -> bool:
-        """Do one small step of retention; True when there is more to do."""
-        return self._retention.step(now)
+    def maintain(self, now: float) -> Upkeep:
+        """Do one small step of retention."""
+        upkeep = self._retention.step(now)
+        if self._retention.engines_went:
+            self._retention.engines_went = False
+            self._appender.reload()
+        return upkeep
 
     # --- any thread -----------------------------------------------------------
 

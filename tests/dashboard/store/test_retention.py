@@ -33,7 +33,7 @@ def filled(path: Path, limits: Limits, count: int, padding: int = 0) -> SqliteSt
 
 def drain(store: SqliteStore) -> int:
     steps = 0
-    while store.maintain(NOW):
+    while store.maintain(NOW).more:
         steps += 1
     return steps
 
@@ -91,4 +91,39 @@ def test_closed_incidents_go_and_open_ones_stay(tmp_path: Path) -> None:
     store.save_detection(1, [incident, closed], [])
     store.maintain(NOW + 61)
     assert [item.id for item in store.incidents()] == [incident.id]
+    store.close()
+
+
+def test_engines_go_once_nothing_of_them_is_left(tmp_path: Path) -> None:
+    path = str(tmp_path / "store.db")
+    store = filled(tmp_path, Limits(1.0, 3600.0, 1 << 40), 3)
+    later = factory.engine(incarnation_id="inc-a2", started_at=NOW + 10)
+    store.append([Batch([(later, NOW + 10)])])  # it replaces the first
+    store.maintain(NOW + 3500)
+    assert len(store.engines()) == 2
+    store.close()
+    store = SqliteStore(path, Limits(1.0, 3600.0, 1 << 40))
+    store.maintain(NOW + 3700)
+    assert [engine.info.incarnation_id for engine in store.engines()] == ["inc-a2"]
+    late = factory.lost_record(9, INFO, finish=NOW + 3700)
+    store.append([Batch([(INFO, NOW + 3700)], [], [Row(late, pack(encode(late)))])])
+    kept = {engine.info.incarnation_id: engine.totals.requests for engine in store.engines()}
+    assert kept == {"inc-a2": {}, "inc-a1": {"lost": 1}}
+    store.close()
+
+
+def test_a_long_deletion_says_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(retention, "STEP", 10)
+    monkeypatch.setattr(retention, "_TELL_EVERY", 0.0)
+    store = filled(tmp_path, Limits(25.0, 1e6, 1 << 40), 60)
+    with caplog.at_level(logging.INFO, logger=retention.__name__):
+        steps = [store.maintain(NOW) for _ in range(5)]
+    assert [step.deleted for step in steps] == [10, 10, 10, 5, 0]
+    assert all(step.size is not None and step.size > 0 for step in steps)
+    assert [text.partition(",")[0] for text in caplog.messages] == [
+        "retention: deleted 20 requests so far", "retention: deleted 30 requests so far",
+        "retention: deleted 35 requests so far", "retention: deleted 35 requests",
+    ]  # fmt: skip
     store.close()
