@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.api.params import AuditPage
 from kvlens.dashboard.api.security import user_name
-from kvlens.dashboard.api.shapes import JSON, incidents_json
+from kvlens.dashboard.api.shapes import JSON, errors, incidents_json
 from kvlens.dashboard.detect.base import OPEN, Incident
 from kvlens.dashboard.ingest.writer import Busy
 from kvlens.dashboard.store.actions import (
@@ -26,6 +26,7 @@ from kvlens.dashboard.store.actions import (
 from kvlens.dashboard.store.base import Batch, StoreError
 
 router = APIRouter(prefix="/api/v1", tags=["act"], default_response_class=JSON)
+_ERRORS: Final = errors(400, 403, 404, 411, 413, 429, 503)
 _DAY: Final = 86_400
 _LONGEST_SILENCE: Final = 30 * _DAY
 _PATIENCE: Final = 10.0
@@ -61,7 +62,9 @@ class Annotate(_Act):
     text: Annotated[Text, Field(min_length=1, description="The note")]
 
 
-@router.post("/incidents/{ident}/acknowledge", summary="Say that somebody looks after it")
+@router.post(
+    "/incidents/{ident}/acknowledge", summary="Say that somebody looks after it", responses=_ERRORS
+)
 def acknowledge(
     ident: str,
     request: Request,
@@ -73,13 +76,17 @@ def acknowledge(
     return _act(services, request, ident, body, kind, body.text)
 
 
-@router.post("/incidents/{ident}/silence", summary="Hold its notifications back")
+@router.post(
+    "/incidents/{ident}/silence",
+    summary="Hold its notifications back",
+    responses={**_ERRORS, **errors(409)},
+)
 def silence(ident: str, request: Request, services: ServicesDep, body: Silence) -> JSON:
     """Kept in the audit log; answers with the incident. 409 for a closed one."""
     return _act(services, request, ident, body, SILENCE, body.text, seconds=body.seconds)
 
 
-@router.post("/incidents/{ident}/annotate", summary="Write a note on it")
+@router.post("/incidents/{ident}/annotate", summary="Write a note on it", responses=_ERRORS)
 def annotate(ident: str, request: Request, services: ServicesDep, body: Annotate) -> JSON:
     """Kept in the audit log; answers with the incident."""
     return _act(services, request, ident, body, ANNOTATE, body.text)

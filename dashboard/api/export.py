@@ -14,6 +14,7 @@ from pydantic import Field
 
 from kvlens.dashboard.api.deps import ServicesDep
 from kvlens.dashboard.api.params import MAX_LIMIT, RequestFilter
+from kvlens.dashboard.api.shapes import errors
 from kvlens.dashboard.store.base import RequestQuery, Store
 from kvlens.telemetry.records import RequestRecord
 
@@ -38,7 +39,10 @@ class Export(RequestFilter):
 
 
 @router.get(
-    "/export", summary="Finished requests as JSON lines or CSV", response_class=StreamingResponse
+    "/export",
+    summary="Finished requests as JSON lines or CSV",
+    response_class=StreamingResponse,
+    responses=errors(404),
 )
 def export(params: Annotated[Export, Query()], services: ServicesDep) -> StreamingResponse:
     """All records that match, newest first."""

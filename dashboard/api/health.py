@@ -7,11 +7,16 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 
 from kvlens.dashboard.api.deps import ServicesDep
+from kvlens.dashboard.api.shapes import errors
 
 router = APIRouter(tags=["operation"])
 
 
-@router.get("/metrics", summary="The dashboard's own metrics, for Prometheus")
+@router.get(
+    "/metrics",
+    summary="The dashboard's own metrics, for Prometheus",
+    response_class=PlainTextResponse,
+)
 def metrics(request: Request, services: ServicesDep) -> Response:
     """Text or OpenMetrics, as the scraper asks."""
     encoder, content_type = choose_encoder(request.headers.get("accept", ""))
@@ -24,7 +29,12 @@ def healthz() -> str:
     return "ok\n"
 
 
-@router.get("/readyz", summary="Records can be stored", response_class=PlainTextResponse)
+@router.get(
+    "/readyz",
+    summary="Records can be stored",
+    response_class=PlainTextResponse,
+    responses=errors(503),
+)
 def readyz(services: ServicesDep) -> PlainTextResponse:
     """Readiness: 503 once the writer has ended."""
     if services.writer.alive:

@@ -13,7 +13,7 @@ from kvlens.dashboard.api.params import (
     RequestPage,
     SeriesRange,
 )
-from kvlens.dashboard.api.shapes import JSON, engine_json, incidents_json, point_json
+from kvlens.dashboard.api.shapes import JSON, engine_json, errors, incidents_json, point_json
 from kvlens.dashboard.store.base import Page, RequestQuery, Store
 
 router = APIRouter(prefix="/api/v1", tags=["read"], default_response_class=JSON)
@@ -28,7 +28,7 @@ def engines(services: ServicesDep) -> JSON:
     return JSON({"engines": [engine_json(engine, now) for engine in services.store.engines()]})
 
 
-@router.get("/engines/{ident:path}", summary="One engine")
+@router.get("/engines/{ident:path}", summary="One engine", responses=errors(404))
 def engine(ident: str, services: ServicesDep) -> JSON:
     """By incarnation id, or the newest incarnation of an engine id."""
     found = services.store.engine(ident)
@@ -44,7 +44,7 @@ def incidents(params: Annotated[IncidentFilter, Query()], services: ServicesDep)
     return JSON({"incidents": incidents_json(found, services.store.handling)})
 
 
-@router.get("/incidents/{ident:path}", summary="One incident")
+@router.get("/incidents/{ident:path}", summary="One incident", responses=errors(404))
 def incident(ident: str, services: ServicesDep) -> JSON:
     """By id."""
     found = services.store.incident(ident)
@@ -53,7 +53,7 @@ def incident(ident: str, services: ServicesDep) -> JSON:
     return JSON(incidents_json([found], services.store.handling)[0])
 
 
-@router.get("/requests", summary="Finished requests, newest first")
+@router.get("/requests", summary="Finished requests, newest first", responses=errors(404))
 def requests(params: Annotated[RequestPage, Query()], services: ServicesDep) -> JSON:
     """One page of whole records; ``next_cursor`` is null on the last."""
     query = params.query(services.store, params.limit, params.cursor)
@@ -61,7 +61,7 @@ def requests(params: Annotated[RequestPage, Query()], services: ServicesDep) -> 
     return JSON({"requests": page.records, "next_cursor": page.next_cursor})
 
 
-@router.get("/requests/{ident:path}", summary="One request")
+@router.get("/requests/{ident:path}", summary="One request", responses=errors(404))
 def request(ident: str, services: ServicesDep) -> JSON:
     """By internal or external id (of several, the newest), with its engine's layout."""
     record = services.store.request(ident)

@@ -14,6 +14,24 @@ from kvlens.dashboard.store.base import Engine, Point, Totals
 from kvlens.dashboard.store.rollup import quantile
 from kvlens.telemetry.records import RequestRecord
 
+_STATUSES: Final = {
+    400: "The body cannot be read",
+    403: "Asked for by a page of another site",
+    404: "There is no such thing",
+    409: "It is closed",
+    411: "The body has no Content-Length",
+    413: "The body is too large",
+    415: "Neither OTLP protobuf nor JSON, or an encoding other than gzip",
+    429: "The queue is full: again after Retry-After seconds",
+    503: "The store does not answer",
+}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What a route answers besides 200 and 422, for the API's description."""
+    return {status: {"description": _STATUSES[status]} for status in statuses}
+
+
 SERVING_FOR: Final = 120.0
 """Seconds after its last sign of life during which an engine counts as serving."""
 _SUMMARY: Final = (

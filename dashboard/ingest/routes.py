@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from starlette.concurrency import run_in_threadpool
 
 from kvlens.dashboard.api.deps import ServicesDep
+from kvlens.dashboard.api.shapes import errors
 from kvlens.dashboard.ingest import otlp
 from kvlens.dashboard.ingest.accept import OURS, Accepted, accept
 from kvlens.dashboard.ingest.body import BodyError, decompress, read
@@ -18,11 +19,25 @@ from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.base import StoreError
 
 router = APIRouter(prefix="/v1", tags=["ingest"])
+_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            otlp.PROTOBUF: {"schema": {"type": "string", "format": "binary"}},
+            otlp.JSON: {"schema": {"type": "object"}},
+        },
+    }
+}
 RETRY_AFTER: Final = "1"
 """Seconds after which a sender may try again."""
 
 
-@router.post("/traces", summary="OTLP/HTTP trace export, protobuf or JSON, gzip allowed")
+@router.post(
+    "/traces",
+    summary="OTLP/HTTP trace export, protobuf or JSON, gzip allowed",
+    openapi_extra=_BODY,
+    responses=errors(400, 413, 415, 429, 503),
+)
 async def traces(request: Request, services: ServicesDep) -> Response:
     """Answer once the records are durable; 429 when the queue is full."""
     media, settings, writer = otlp.JSON, services.settings, services.writer
@@ -50,7 +65,12 @@ async def traces(request: Request, services: ServicesDep) -> Response:
     return Response(otlp.response(media, rejected, accepted.message), media_type=media)
 
 
-@router.post("/metrics", summary="OTLP/HTTP metrics export: acknowledged, not used")
+@router.post(
+    "/metrics",
+    summary="OTLP/HTTP metrics export: acknowledged, not used",
+    openapi_extra=_BODY,
+    responses=errors(400, 413, 415),
+)
 async def metrics(request: Request, services: ServicesDep) -> Response:
     """Take metrics, so that a collector with one pipeline for both does not fail."""
     media = otlp.JSON

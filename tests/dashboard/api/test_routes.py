@@ -236,3 +236,17 @@ def test_times_that_no_clock_shows(client: httpx.Client, path: str, time: str) -
     answer = client.get(f"/api/v1/{path}", params={name: time})
     assert answer.status_code == 422
     assert answer.json()["detail"].startswith(f"{name}: ")
+
+
+def test_the_description_names_what_can_go_wrong(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    answers = {
+        (method, path): set(operation["responses"])
+        for path, methods in paths.items()
+        for method, operation in methods.items()
+    }
+    assert all("404" in answers[key] for key in answers if "{" in key[1])
+    assert all({"413", "400"} < answers[key] for key in answers if key[0] == "post")
+    assert {"415", "429", "503"} < answers["post", "/v1/traces"]
+    body = paths["/v1/traces"]["post"]["requestBody"]["content"]
+    assert set(body) == {"application/x-protobuf", "application/json"}
