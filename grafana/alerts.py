@@ -28,6 +28,8 @@ BURNS: Final = (
 )
 BURN_DEMAND: Final = 10_000
 """Servable tokens of the long window below which a share says nothing."""
+STOCK_WARM: Final = "5m"
+"""A stock engine must have stored something this long ago; with ``for``, 10 minutes in all."""
 LOSING: Final = (Verdict.LOST, Verdict.UNSTORED, Verdict.STALLED)
 
 
@@ -98,8 +100,8 @@ def _zero_hit_stock() -> str:
     restarted = f"changes(process_start_time_seconds[{recording.STOCK_WINDOW}]) > 0"
     return (
         f"((((({stored} > 0 and {stock('external_queries')} >= {LIMITS.scrape_queries_tokens}) "
-        # Warm: something had been stored when the window began.
-        f"and {stored} offset {recording.STOCK_WINDOW} > 0) "
+        # Warm: what is asked for now had time to come into the tier.
+        f"and {stored} offset {STOCK_WARM} > 0) "
         f"and {evicts}) and ({now} or {before})) "
         f"unless {stock('external_hits')} > 0 unless {stock('kv_offload_load_bytes')} > 0) "
         f"unless {PER_ENGINE} {instrumented} unless {PER_TARGET} {restarted}"
@@ -218,7 +220,8 @@ def faults() -> list[Alert]:
             "KVOffloadStoreFailures",
             IncidentKind.STORE_FAILURES,
             Severity.WARNING,
-            f"({refused} >= {count} and {refused} / ({refused} + {stored}) > {share}) "
+            f"({refused} >= {count} "
+            f"and {refused} / ({refused} + ({stored} or {refused} * 0)) > {share}) "
             f"or ({failures} >= {count} "
             f"and {failures} / ({failures} + ({jobs} or {failures} * 0)) > {share}) "
             f"unless {PER_ENGINE} {kvlens(s.EXPECTED_TOKENS)}",
@@ -264,17 +267,18 @@ def slow_reload() -> str:
 
 def telemetry() -> list[Alert]:
     """kvlens itself: what it dropped, and whether it is still there."""
-    dropped = [
-        rise(metric, "10m")
+    # A label for each, so that `or` keeps all and an absent one does not hide the others.
+    dropped = " or ".join(
+        f'label_replace({rise(metric, "10m")}, "of", "{metric.name}", "", "")'
         for metric in (s.DROPPED_FACTS, s.DROPPED_SPANS, s.DROPPED_RECORDS, s.OBSERVER_ERRORS)
-    ]
+    )
     known = kvlens(s.EXPECTED_TOKENS)
     return [
         Alert(
             "KVLensTelemetryLost",
             IncidentKind.TELEMETRY_LOST,
             Severity.WARNING,
-            f"round({' + '.join(dropped)}) > 0",
+            f"round(sum without (of) ({dropped})) > 0",
             "0s",
             "{{ $value | humanize }} facts, spans or records were dropped, or errors contained, "
             "in 10 min",

@@ -70,10 +70,18 @@ def _walk(node: Any, expr: str) -> set[str]:
     for child in _children(node):
         names |= _walk(child, expr)
     used = _labels(node)
-    allowed = {label for name in names for label in declared()[name]}
+    allowed = {label for name in names for label in declared()[name]} | _made(node)
     if missing := used - allowed:
         raise CheckError(f"no such label in what is grouped or matched: {sorted(missing)}: {expr}")
     return names
+
+
+def _made(node: Any) -> set[str]:
+    """Labels that ``label_replace`` makes somewhere inside ``node``."""
+    made = {label for child in _children(node) for label in _made(child)}
+    if isinstance(node, promql.Call) and node.func.name == "label_replace":
+        made.add(node.args[1].val)
+    return made
 
 
 def _children(node: Any) -> Iterator[Any]:

@@ -83,7 +83,8 @@ def zero_hit() -> list[Case]:
              | vl("prefix_cache_hits_total", "0x60"), {30: SILENT, 59: SILENT}),
         Case("N4: 2,000 unique prompts, no prefix in common",
              stock() | vl("prefix_cache_hits_total", "0x60"), {30: SILENT, 59: SILENT}),
-        Case("N5: the first minutes", stock(), {1: SILENT, 4: SILENT, 9: SILENT}),
+        Case("N5: the first minutes", stock(), {1: SILENT, 4: SILENT, 10: SILENT}),
+        Case("F16 after ten minutes", stock(20), {10: SILENT, 12: {ZERO: 1}}),
         Case("N7: a stock server restarts",
              {name: _reset(values) for name, values in stock().items()}
              | vl("external_prefix_cache_hits_total", "0+2600x20 0x40")
@@ -170,6 +171,8 @@ def faults() -> list[Case]:
         Case("F19: the tier refuses stores while it serves",
              healthy() | kv(s.REFUSED_CHUNKS, "0+10x60"), {4: SILENT, 20: {FAILURES: 1}},
              {(20, FAILURES): "50 stores refused for want of a slot that can be evicted"}),
+        Case("stores are refused from the first on, none succeeded",
+             UP | kv(s.REFUSED_CHUNKS, "0+10x60"), {4: SILENT, 20: {FAILURES: 1}}),
         Case("a few of many stores are refused",
              healthy() | kv(s.REFUSED_CHUNKS, "0+3x60") | kv(s.STORED_CHUNKS, "0+4000x60"),
              {40: SILENT}),
@@ -211,6 +214,13 @@ def telemetry() -> list[Case]:
         Case("facts are dropped", healthy() | kv(s.DROPPED_FACTS, "0x9 7x50"),
              {8: SILENT, 11: {BLIND: 1}, 40: SILENT},
              {(11, BLIND): "7 facts, spans or records were dropped, or errors contained, "
+              "in 10 min"}, "dropped"),
+        Case("facts are dropped, no other series",
+             UP | kv(s.DROPPED_FACTS, "0x9 7x50"), {8: SILENT, 11: {BLIND: 1}}),
+        Case("facts are dropped, and spans",
+             healthy() | kv(s.DROPPED_FACTS, "0x9 7x50") | kv(s.DROPPED_SPANS, "0x9 5x50"),
+             {11: {BLIND: 1}},
+             {(11, BLIND): "12 facts, spans or records were dropped, or errors contained, "
               "in 10 min"}, "dropped"),
         Case("dropped before a restart only", healthy() | kv(s.DROPPED_FACTS, "7x9 0x50"),
              {15: SILENT}),
