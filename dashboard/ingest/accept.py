@@ -86,10 +86,13 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
                     rows.append(row)
                     newest = max(newest, row.record.finish_time)
                     continue
-                newest = max(newest, check_time(span.end_time, f"end time of {span.name}"))
+                at = check_time(span.end_time, f"end time of {span.name}")
                 if span.name == semconv.SPAN_ENGINE:
                     events.append(_event(span, engine))
-                elif semconv.ATTR_RECORD in span.attributes:
+                    if events[-1].state == semconv.ENGINE_ALIVE:
+                        continue  # it does nothing: it stays as idle as it was
+                newest = max(newest, at)
+                if span.name == semconv.SPAN_DEFERRAL and semconv.ATTR_RECORD in span.attributes:
                     deferrals.append(_row(span, engine, max_json).record)
             except RecordError as error:
                 accepted.rejected[str(error)] += 1

@@ -151,9 +151,9 @@ def _reading(page: Page, engine: str, model: str) -> Reading:
         gpu_tokens=_gpu_tokens(config.labels) if config else None,
         hash_algorithm=config.labels.get("prefix_caching_hash_algo", "") if config else "",
         prompt_lengths={
-            float(sample.labels[names.LABEL_LE]): sample.value
-            for sample in page.get(names.PROMPT_LENGTHS, ())
-            if _is_number(sample.labels.get(names.LABEL_LE, ""))
+            float(edge): count
+            for edge, count in _buckets(page, names.PROMPT_LENGTHS).items()
+            if _is_number(edge)
         },
         info={k: v for k, v in info.labels.items() if k not in own} if info else {},
         capacity_chunks=total(page, [semconv.CAPACITY_CHUNKS.exposed_name]),
@@ -182,14 +182,20 @@ def _counters(page: Page) -> Iterable[tuple[str, float]]:
     for prefix, metric, label in _BY_LABEL:
         for sample in page.get(metric.exposed_name, ()):
             yield prefix + sample.labels.get(label, ""), sample.value
-    buckets = {
-        sample.labels.get(names.LABEL_LE, ""): sample.value
-        for sample in page.get(f"{names.ASYNC_DELAYS}_bucket", ())
-    }
+    buckets = _buckets(page, f"{names.ASYNC_DELAYS}_bucket")
     finite = [float(edge) for edge in buckets if _is_number(edge)]
     if "+Inf" in buckets and max(finite, default=0.0) >= names.LONGEST_DELAY:
         longest = max((edge for edge in buckets if _is_number(edge)), key=float)
         yield "delays_beyond", buckets["+Inf"] - buckets[longest]
+
+
+def _buckets(page: Page, name: str) -> dict[str, float]:
+    """Counts by upper edge, as written; all children of one engine are summed."""
+    counts: dict[str, float] = {}
+    for sample in page.get(name, ()):
+        edge = sample.labels.get(names.LABEL_LE, "")
+        counts[edge] = counts.get(edge, 0.0) + sample.value
+    return counts
 
 
 def _bytes(page: Page) -> Iterable[tuple[str, float]]:

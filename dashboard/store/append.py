@@ -54,7 +54,7 @@ UPDATE engines SET last_seen = max(last_seen, ?), heard_at = ?,
     end_reason = nullif(end_reason, '{SILENT}')
 WHERE incarnation_id = ?"""
 _SILENCE: Final = f"""
-UPDATE engines SET ended_at = last_seen, end_reason = '{SILENT}'
+UPDATE engines SET ended_at = max(last_seen, heard_at), end_reason = '{SILENT}'
 WHERE ended_at IS NULL AND heard_at < ? RETURNING incarnation_id, ended_at"""
 _REQUEST: Final = """
 INSERT OR IGNORE INTO requests (engine_no, internal_request_id, request_id, finish_time, verdict,

@@ -147,7 +147,7 @@ class Engine(msgspec.Struct, kw_only=True):
     info: EngineInfo
     first_seen: float
     last_seen: float
-    """Newest time that the engine itself reported."""
+    """Newest time that the engine itself reported, by more than that it lives."""
     ended_at: float | None
     end_reason: str | None
     """:data:`STOPPED`, :data:`REPLACED` or :data:`SILENT`; only the last may be taken back."""
@@ -203,7 +203,7 @@ class Store(Protocol):
     def silence(self, heard_before: float) -> list[tuple[str, float]]:
         """End engines of which no dashboard heard since then (Unix seconds, dashboards' clocks).
 
-        Returns ``(incarnation id, its last sign of life)``. One that is heard of again is alive.
+        Returns ``(incarnation id, when last heard of)``. One that is heard of again is alive.
         """
 
     def save_detection(

@@ -289,7 +289,7 @@ class ClickHouseStore:
     def _engines(self, where: str) -> list[Engine]:
         rows = self._http.query(
             "SELECT incarnation_id, max(info), min(first_seen), max(last_seen), min(ended_at),"
-            " max(end_reason), max(silent_at) > max(heard_at)"
+            " max(end_reason), max(heard_at), max(silent_at)"
             f" FROM {self._db}.engines WHERE {where} GROUP BY incarnation_id"
         )
         totals = dict(
@@ -307,12 +307,13 @@ class ClickHouseStore:
         found = [
             Engine(
                 info=read_info(info), first_seen=first_seen, last_seen=last_seen,
-                ended_at=last_seen if ended_at is None and is_silent else ended_at,
-                end_reason=reason or (SILENT if is_silent else None),
+                ended_at=max(last_seen, heard_at) if ended_at is None and silent_at > heard_at
+                else ended_at,
+                end_reason=reason or (SILENT if silent_at > heard_at else None),
                 totals=fill(Totals(), totals.get(ident, {}).items()),
                 open_incidents=open_incidents.get(ident, 0),
             )
-            for ident, info, first_seen, last_seen, ended_at, reason, is_silent in rows
+            for ident, info, first_seen, last_seen, ended_at, reason, heard_at, silent_at in rows
             if info
         ]  # fmt: skip
         return sorted(found, key=lambda e: (e.info.started_at, e.first_seen), reverse=True)

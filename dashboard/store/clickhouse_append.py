@@ -187,14 +187,15 @@ def read_info(text: str) -> EngineInfo:
 def silence(http: Http, database: str, heard_before: float) -> list[tuple[str, float]]:
     """See :meth:`kvlens.dashboard.store.base.Store.silence`."""
     found = http.query(
-        f"SELECT incarnation_id, max(last_seen) FROM {database}.engines GROUP BY incarnation_id"
+        "SELECT incarnation_id, max(last_seen), greatest(max(last_seen), max(heard_at))"
+        f" FROM {database}.engines GROUP BY incarnation_id"
         " HAVING max(info) != '' AND min(ended_at) IS NULL AND max(silent_at) <= max(heard_at)"
         " AND max(heard_at) < {heard_before:Float64}",
         heard_before=heard_before,
     )
-    rows = [_engine_row(ident, at, silent_at=heard_before) for ident, at in found]
+    rows = [_engine_row(ident, seen, silent_at=heard_before) for ident, seen, _ in found]
     http.insert(f"{database}.engines", rows)
-    return [(ident, at) for ident, at in found]
+    return [(ident, at) for ident, _, at in found]
 
 
 def _engine_row(

@@ -194,6 +194,12 @@ def test_bad_engines(info: Any, message: str) -> None:
     assert message in rejected(exports.export(info, exports.request_span(RECORD)))
 
 
+def test_that_an_engine_lives_does_not_make_it_busy() -> None:
+    batch = take(exports.export(INFO, exports.engine_span("alive", 9e9))).batch
+    assert batch.engines == [(INFO, INFO.started_at)]
+    assert [event.state for event in batch.events] == ["alive"]
+
+
 def test_bad_engine_events() -> None:
     assert "kvlens.engine.state is 'paused', not one of started, alive, stopped" in rejected(
         exports.export(INFO, exports.engine_span("paused", 1.0))

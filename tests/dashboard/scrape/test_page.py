@@ -50,6 +50,17 @@ def test_the_deprecated_counters_are_the_same_bytes() -> None:
     assert larger["store_bytes"] == 11
 
 
+def test_children_of_a_histogram_are_summed() -> None:
+    lines = [
+        "vllm:kv_offload_lookup_async_delay_seconds_bucket"
+        f'{{engine="0",tier="{tier}",le="{edge}"}} {n}\n'
+        for tier, count in (("a", 3), ("b", 0))
+        for edge, n in (("1.0", 1), ("10.0", 1), ("+Inf", 1 + count))
+    ]
+    (reading,) = read_page("".join(lines))
+    assert reading.counters["delays_beyond"] == 3
+
+
 def test_engines_of_one_server_are_told_apart() -> None:
     second = 'engine="1",model_name="m"'
     readings = read_page(page(stored=1) + page(stored=2, labels=second))

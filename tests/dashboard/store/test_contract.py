@@ -161,11 +161,14 @@ def test_a_later_incarnation_replaces_a_killed_one(store: Store) -> None:
 def test_an_engine_that_is_not_heard_of_is_gone_until_it_is(store: Store) -> None:
     store.append([batch(A, [factory.lost_record(1, A)]), batch(B, [], (ENGINE_STOPPED, 60.0))])
     assert store.silence(time.time() - 60) == []
-    assert store.silence(time.time() + 1) == [("inc-a1", factory.START + 11)]
+    ((ident, heard_at),) = store.silence(time.time() + 1)
+    assert ident == "inc-a1"
+    assert time.time() - 60 < heard_at <= time.time()
     assert store.silence(time.time() + 2) == []  # told once
     silent = store.engine("inc-a1")
     assert silent is not None
-    assert (silent.ended_at, silent.end_reason) == (factory.START + 11, "silent")
+    assert (silent.ended_at, silent.end_reason) == (heard_at, "silent")
+    assert silent.last_seen == factory.START + 11
 
 
 def test_a_sign_of_life_takes_silence_back(store: Store) -> None:
