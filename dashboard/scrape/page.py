@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
@@ -14,6 +13,8 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 _END: Final = "# EOF"
+_LARGEST: Final = 1e100
+"""Nothing counts that far; sums of such values would be infinite."""
 _EXEMPLAR: Final = re.compile(r"(?<=[0-9]) # \{.*")
 
 
@@ -47,7 +48,7 @@ def parse(text: str, names: Collection[str] | None = None) -> Page:
         samples = _text(lines if names is None else [x for x in lines if _name(x) in names])
     page: dict[str, list[Sample]] = {}
     for name, labels, value in samples:
-        if math.isfinite(value):
+        if abs(value) < _LARGEST:  # which NaN is not either
             page.setdefault(name.replace(":", "_"), []).append(Sample(labels, value))
     if not page and names is None:
         raise PageError("it holds no samples: save it again while the server runs")

@@ -36,7 +36,7 @@ def test_what_is_no_page_says_where(text: str, message: str) -> None:
 
 
 def test_not_a_number_is_no_value() -> None:
-    assert parse("a NaN\nb 1\n") == {"b": [({}, 1.0)]}
+    assert parse("a NaN\nb 1\nc +Inf\nd -1e308\n") == {"b": [({}, 1.0)]}
 
 
 def test_the_deprecated_counters_are_the_same_bytes() -> None:
