@@ -134,15 +134,12 @@ class Assembler:
             self._count.exit(Exit(last.exit))
             return
         if request.answer is not None and not request.answer.counted:
-            # Answered before, not admitted (no blocks free), asked again.
-            if request.answer.fact.result:
-                request.answer.lookup.exit = str(Exit.NOT_ADMITTED)
-            self._count.answered(request.answer, request.trace_id)
+            self._not_taken(request, request.answer)
         request.attempts += 1
         lookup = lookups.read(self._info.layout, fact, request.added, request.attempts, self._wall)
         request.lookups.append(lookup)
         if Exit(lookup.exit) in DEFERRED_EXITS:
-            request.signature = signature
+            request.signature, request.not_taken = signature, None
             if request.deferred_since_ns is None:
                 request.deferred_since_ns = request.next_deferral_ns = fact.time_ns
             self._count.exit(Exit(lookup.exit))
@@ -156,6 +153,22 @@ class Assembler:
                 self._identities.found(kv_group, found, self._residency)
         if not request.admitted:
             self._emitter.weigh(request.answer, request)
+
+    def _not_taken(self, request: OpenRequest, answer: Answer) -> None:
+        """Answered before, not admitted, asked again: no blocks free, or another connector waits.
+
+        That may go on at every step for minutes, so that identical answers become one lookup.
+        """
+        lookup, signature = answer.lookup, lookups.signature(answer.fact)
+        if answer.fact.result:
+            lookup.exit = str(Exit.NOT_ADMITTED)
+        self._count.answered(answer, request.trace_id)
+        if signature == request.not_taken:
+            request.lookups.pop()
+            same = request.lookups[-1]
+            same.count += 1
+            same.last_time = lookup.time
+        request.not_taken = signature
 
     def _resume(self, request: OpenRequest, now_ns: int) -> None:
         if request.deferred_since_ns is not None:
@@ -178,7 +191,7 @@ class Assembler:
             )
             request.loads.append(load)
             self._load_jobs.start(transfers.Job(fact.job_id, fact.request_id, fact.load_keys, load))
-        answer = request.answer
+        answer, request.not_taken = request.answer, None
         if answer is None or answer.counted:
             return
         if fact.other_tokens:

@@ -136,7 +136,7 @@ class GroupLookup(Struct):
 
 
 class Lookup(Struct):
-    """One answered lookup, or a run of identical deferred ones."""
+    """One answered lookup, or a run of identical ones that were deferred or not admitted."""
 
     time: Seconds
     seconds: Seconds

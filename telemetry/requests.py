@@ -52,6 +52,8 @@ class OpenRequest:
     """The last lookup, answered or deferred."""
     signature: tuple[Any, ...] | None = None
     """Of the last lookup, if it was deferred: identical ones are coalesced."""
+    not_taken: tuple[Any, ...] | None = None
+    """Of the answer before, if it was not admitted: identical ones are coalesced as well."""
     attempts: int = 0
     admitted: bool = False
     served: int = 0

@@ -78,15 +78,13 @@ def _spans(record: RequestRecord) -> list[Span]:
         ))  # fmt: skip
     for item in record.lookups:
         exit_ = item.exit.replace("_", " ")
+        asked = f", asked {item.count:,} times" * (item.result is None or item.count > 1)
+        length = max((item.last_time or item.time) - item.time, item.seconds)
         if item.result is None:
-            until = item.last_time or item.time
-            spans.append((
-                "deferral", "Deferred", f"{exit_}, asked {item.count:,} times", item.time,
-                max(until - item.time, item.seconds),
-            ))  # fmt: skip
+            spans.append(("deferral", "Deferred", f"{exit_}{asked}", item.time, length))
         else:
-            detail = f"{exit_}: {item.result:,} tokens, attempt {item.attempt}"
-            spans.append(("lookup", "Lookup", detail, item.time, item.seconds))
+            detail = f"{exit_}: {item.result:,} tokens, attempt {item.attempt}{asked}"
+            spans.append(("lookup", "Lookup", detail, item.time, length))
     for load in record.loads:
         chunks = sum(group.loaded for group in load.groups)
         took = (

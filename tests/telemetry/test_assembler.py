@@ -200,6 +200,34 @@ def test_an_answer_that_was_not_admitted_is_asked_again():
     assert count(run, semconv.LOOKUPS, "not_admitted") == 1
 
 
+def test_answers_that_are_not_taken_for_long_take_no_room():
+    """Another connector defers under MultiConnector, or no blocks are free: asked at each step."""
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    run.add("b", 130)
+    full = [(0, 8, 8), (1, 2, 2)]
+    for _ in range(1000):
+        run.look("b", "doc", 130, 128, full)
+    run.look("b", "doc", 130, None, [(0, 8, None)])
+    for _ in range(3):
+        run.look("b", "doc", 130, 128, full)
+    run.admit("b", 128)
+    for _ in range(2):
+        run.look("b", "doc", 130, 128, full)  # after a preemption
+    run.admit("b", 128)
+    run.finish("b", "doc", 130)
+    record = run.settle()[-1]
+    assert [(lookup.exit, lookup.count) for lookup in record.lookups] == [
+        ("not_admitted", 1000), ("deferred_backend", 1), ("not_admitted", 2), ("served", 1),
+        ("not_admitted", 1), ("served", 1),
+    ]  # fmt: skip
+    first = record.lookups[0]
+    assert first.last_time is not None
+    assert first.time < first.last_time < record.lookups[1].time
+    assert count(run, semconv.LOOKUPS, "not_admitted") == 1003
+    assert record.served_tokens == 128
+
+
 def test_the_tail_of_a_drafter_group_that_was_never_offered_is_held_back():
     info = engine(layout=layout(drafters_used=(0,)), block_drop=True, offload_prompt_only=False)
     run = Engine(info)
