@@ -79,12 +79,12 @@ def _spans(record: RequestRecord) -> list[Span]:
     for item in record.lookups:
         exit_ = item.exit.replace("_", " ")
         asked = f", asked {item.count:,} times" * (item.result is None or item.count > 1)
-        length = max((item.last_time or item.time) - item.time, item.seconds)
+        lasted = max((item.last_time or item.time) - item.time, item.seconds)
         if item.result is None:
-            spans.append(("deferral", "Deferred", f"{exit_}{asked}", item.time, length))
+            spans.append(("deferral", "Deferred", f"{exit_}{asked}", item.time, lasted))
         else:
             detail = f"{exit_}: {item.result:,} tokens, attempt {item.attempt}{asked}"
-            spans.append(("lookup", "Lookup", detail, item.time, length))
+            spans.append(("lookup", "Lookup", detail, item.time, lasted))
     for load in record.loads:
         chunks = sum(group.loaded for group in load.groups)
         took = (
