@@ -7,6 +7,7 @@ offers the GIL after every fact, so that the scheduler never waits for a batch.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,8 +20,12 @@ from kvlens.telemetry.guard import Guard
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.sinks import MetricSink, RecordSink
 
+logger = logging.getLogger(__name__)
+
 POLL_SECONDS = 0.02
 CLOSE_SECONDS = 5.0
+LAST_DRAIN_SECONDS = 2.0
+"""Of the time to close, what facts may take that still wait; the sinks have the rest."""
 
 
 class Recorder:
@@ -69,11 +74,18 @@ class Recorder:
         """Facts that wait for the drain thread now."""
         return len(self._queue)
 
-    def drain(self) -> int:
-        """Handle all facts that are there; returns how many. Drain thread (and tests) only."""
+    def drain(self, until: float | None = None) -> int:
+        """Handle all facts that are there now; returns how many. Drain thread (and tests) only.
+
+        What comes meanwhile waits for the next round: under a load that is too high
+        for this thread, requests would otherwise never be emitted. At ``until``
+        (``time.monotonic()``), if given, the rest is left.
+        """
         handled = 0
         queue = self._queue
-        while queue:
+        for _ in range(len(queue)):
+            if until is not None and time.monotonic() >= until:
+                break
             try:
                 fact = queue.popleft()
             except IndexError:  # an overflow on the scheduler thread was faster
@@ -88,9 +100,9 @@ class Recorder:
         self.drain()
         self._guard(self._assembler.tick, now_ns)
 
-    def flush(self) -> None:
+    def flush(self, until: float | None = None) -> None:
         """Drain, and emit every finished request without waiting for its last stores."""
-        self.drain()
+        self.drain(until)
         self._guard(self._assembler.flush)
 
     def _overflow(self) -> None:
@@ -112,6 +124,8 @@ class Recorder:
     def _run(self) -> None:
         while not self._stop.wait(POLL_SECONDS):
             self.poll(time.monotonic_ns())
-        self.flush()
+        self.flush(time.monotonic() + LAST_DRAIN_SECONDS)
+        if left := len(self._queue):
+            logger.warning("kvlens: facts that waited when the engine stopped were left: %d", left)
         for sink in self._sinks:
             self._guard(sink.close)

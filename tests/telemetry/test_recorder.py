@@ -1,10 +1,12 @@
 import sys
 import threading
+import time
 
 import pytest
 from recording import Kept, Numbers, engine
 
 from kvlens.telemetry import facts, semconv
+from kvlens.telemetry import recorder as telemetry_recorder
 from kvlens.telemetry.recorder import Recorder
 
 
@@ -77,3 +79,43 @@ def test_an_error_of_ours_is_contained_and_counted_in_production(monkeypatch, ca
     assert numbers.counters[semconv.OBSERVER_ERRORS.name, ()] == 5
     assert len(kept.requests) == 1
     assert sum("serving is not affected" in line.message for line in caplog.records) == 1
+
+
+def test_facts_that_come_while_others_are_handled_wait_for_the_next_round():
+    """Else requests would never be emitted under a load that keeps the queue from emptying."""
+
+    class Busy(Numbers):
+        def count(self, metric, value=1, labels=()):
+            super().count(metric, value, labels)
+            made.append((facts.ERROR, 0, "somewhere", "KeyError: 1"))
+
+    made = Recorder(engine(), Busy(), [Kept()])
+    made.append((facts.ERROR, 0, "somewhere", "KeyError: 0"))
+    assert [made.drain() for _ in range(3)] == [1, 1, 1]
+    assert made.waiting == 1
+
+
+def test_what_cannot_be_handled_in_time_is_left_and_the_rest_is_emitted(monkeypatch):
+    made, _, kept = recorder()
+    for number in range(3):
+        made.append(added(number))
+        made.append(finished(number))
+    clock = iter([0.0, 0.0, 0.0, 0.0, 1.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    made.flush(until=1.0)
+    monkeypatch.undo()
+    assert [record.internal_request_id for record in kept.requests] == ["r0", "r1"]
+    assert made.waiting == 2
+
+
+def test_closing_is_bounded_and_says_what_was_left(monkeypatch, caplog):
+    made, _, kept = recorder()
+    monkeypatch.setattr(telemetry_recorder, "LAST_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(telemetry_recorder, "POLL_SECONDS", 3600)
+    made.append(added(0))
+    made.start()
+    made.close()
+    assert kept.closed
+    assert [line.getMessage() for line in caplog.records] == [
+        "kvlens: facts that waited when the engine stopped were left: 1"
+    ]
