@@ -131,18 +131,18 @@ class Assembler:
             last = request.lookups[-1]
             last.count += 1
             last.last_time = self._wall(fact.time_ns)
-            self._count.exit(Exit(last.exit))
+            self._deferred(request, last.exit)
             return
         if request.answer is not None and not request.answer.counted:
             self._not_taken(request, request.answer)
         request.attempts += 1
         lookup = lookups.read(self._info.layout, fact, request.added, request.attempts, self._wall)
-        request.lookups.append(lookup)
+        request.note(lookup)
         if Exit(lookup.exit) in DEFERRED_EXITS:
             request.signature, request.not_taken = signature, None
             if request.deferred_since_ns is None:
                 request.deferred_since_ns = request.next_deferral_ns = fact.time_ns
-            self._count.exit(Exit(lookup.exit))
+            self._deferred(request, lookup.exit)
             return
         request.signature = None
         self._resume(request, fact.time_ns)
@@ -153,6 +153,11 @@ class Assembler:
                 self._identities.found(kv_group, found, self._residency)
         if not request.admitted:
             self._emitter.weigh(request.answer, request)
+
+    def _deferred(self, request: OpenRequest, how: str) -> None:
+        request.deferrals += 1
+        request.deferred_exit = how
+        self._count.exit(Exit(how))
 
     def _not_taken(self, request: OpenRequest, answer: Answer) -> None:
         """Answered before, not admitted, asked again: no blocks free, or another connector waits.
@@ -325,8 +330,7 @@ class Assembler:
             return
         request.finished = fact
         request.emit_at_ns = fact.time_ns
-        if request.deferred_since_ns is not None:
-            request.deferral_ns += fact.time_ns - request.deferred_since_ns
+        self._resume(request, fact.time_ns)  # waits that end without an answer count as well
         if request.answer is not None and not request.answer.counted:
             if request.answer.fact.result:
                 request.answer.lookup.exit = str(Exit.NOT_ADMITTED)

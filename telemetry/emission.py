@@ -13,7 +13,7 @@ from kvlens.telemetry.guard import Guard
 from kvlens.telemetry.identities import Identities
 from kvlens.telemetry.oracle import servable_boundary
 from kvlens.telemetry.records import EngineInfo, RequestRecord
-from kvlens.telemetry.requests import Answer, OpenRequest, external_id
+from kvlens.telemetry.requests import Answer, OpenRequest, bounded_id, external_id
 from kvlens.telemetry.residency import Residency, State
 from kvlens.telemetry.semconv import (
     DEFERRED_EXITS,
@@ -93,7 +93,6 @@ class Emitter:
         unsafe = None
         if answer is not None and request.served:
             unsafe = self._unsafe(answer, request.served)
-        deferred = [item for item in request.lookups if Exit(item.exit) in DEFERRED_EXITS]
         fact = answer.fact if answer is not None else None
         state = lookups.state_of(info.layout, self._residency, fact.keys if fact else None)
         case = Case(
@@ -124,8 +123,8 @@ class Emitter:
             lower_tiers=info.lower_tiers,
             hash_seed_fixed=info.hash_seed_fixed,
             deferral_seconds=request.deferral_ns / 1e9,
-            deferrals=sum(item.count for item in deferred),
-            deferred_exit=deferred[-1].exit if deferred else None,
+            deferrals=request.deferrals,
+            deferred_exit=request.deferred_exit,
             unresolved=unresolved or (last is not None and Exit(last.exit) in DEFERRED_EXITS),
             unsafe=unsafe,
             state=state,
@@ -243,8 +242,8 @@ class Emitter:
         finished = request.finished
         skipped = said.verdict is Verdict.SKIPPED
         return RequestRecord(
-            request_id=external_id(request.request_id),
-            internal_request_id=request.request_id,
+            request_id=bounded_id(external_id(request.request_id)),
+            internal_request_id=bounded_id(request.request_id),
             engine_id=info.engine_id,
             incarnation_id=info.incarnation_id,
             dp_rank=info.dp_rank,
@@ -286,6 +285,7 @@ class Emitter:
             output_tokens=finished.num_tokens - request.added.prompt_tokens if finished else 0,
             finish_reason=finished.reason if finished else "",
             preemptions=request.preemptions,
+            truncated=request.truncated,
             dropped=self.dropped_facts + sum(self._dropped.values()),
         )
 

@@ -10,12 +10,30 @@ from kvlens.telemetry import facts
 from kvlens.telemetry.case import Case
 from kvlens.telemetry.records import Load, Lookup, Store
 
+MAX_LOOKUPS = 256
+"""Lookups remembered of one request: the first eighth and the newest. Identical ones in a row are
+one; a backend that answers differently at each step could fill the memory otherwise."""
+MAX_ID = 512
+"""Characters of a request's id in its record; clients choose them, and longer ones are cut."""
 _SUFFIX = re.compile(r"-[0-9a-f]{8}$")
+_CHILD = re.compile(r"^\d+_(?=(chat)?cmpl-)")
 
 
 def external_id(request_id: str) -> str:
-    """The client's request id: vLLM appends eight random hex digits to it."""
-    return _SUFFIX.sub("", request_id)
+    """The client's request id, as vLLM's own ``llm_request`` span has it.
+
+    vLLM appends eight random hex digits to it, and with ``n`` over 1 it prepends
+    ``0_``, ``1_``, ... to that; an id that only looks like it is left alone.
+    """
+    return _CHILD.sub("", _SUFFIX.sub("", request_id))
+
+
+def bounded_id(request_id: str) -> str:
+    """An id of at most :data:`MAX_ID` characters; of a longer one start and end are left."""
+    if len(request_id) <= MAX_ID:
+        return request_id
+    half = MAX_ID // 2
+    return f"{request_id[: half - 1]}~{request_id[-half:]}"
 
 
 @dataclass
@@ -55,6 +73,12 @@ class OpenRequest:
     not_taken: tuple[Any, ...] | None = None
     """Of the answer before, if it was not admitted: identical ones are coalesced as well."""
     attempts: int = 0
+    deferrals: int = 0
+    """Lookups that were deferred."""
+    deferred_exit: str | None = None
+    """Exit of the last of them."""
+    truncated: bool = False
+    """There were more lookups than are remembered."""
     admitted: bool = False
     served: int = 0
     other_connector: bool = False
@@ -86,3 +110,10 @@ class OpenRequest:
     def request_id(self) -> str:
         """vLLM's internal id."""
         return self.added.request_id
+
+    def note(self, lookup: Lookup) -> None:
+        """Remember a lookup, within the bound."""
+        self.lookups.append(lookup)
+        if len(self.lookups) > MAX_LOOKUPS:
+            del self.lookups[MAX_LOOKUPS // 8]
+            self.truncated = True

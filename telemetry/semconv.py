@@ -247,8 +247,8 @@ TRANSFER_SECONDS: Final = Metric(
 )  # fmt: skip
 DEFERRAL_SECONDS: Final = Metric(
     "kvlens_deferral_seconds", "histogram",
-    "From a request's first deferred lookup until a lookup was answered.", "s", (), (),
-    DEFERRAL_BUCKETS, True,
+    "From a request's first deferred lookup until one was answered or the request ended.",
+    "s", (), (), DEFERRAL_BUCKETS, True,
 )  # fmt: skip
 RESIDENT_CHUNKS: Final = _group(
     "kvlens_resident_chunks", "gauge", "Chunks resident in the offload tier.", "{chunk}"

@@ -140,6 +140,7 @@ def test_identical_deferred_lookups_are_coalesced_and_the_wait_is_measured():
     assert round(record.deferral_seconds, 3) == 1.0
     assert count(run, semconv.LOOKUPS, "deferred_backend") == 1000
     assert len(run.numbers.samples[semconv.LOOKUP_SECONDS.name, ()]) == 2  # a, and b's last
+    assert [round(s, 3) for s in run.numbers.samples[semconv.DEFERRAL_SECONDS.name, ()]] == [1.0]
     assert record.verdict == "full"
 
 
@@ -158,6 +159,8 @@ def test_a_stall_is_reported_before_the_request_ends():
     run.finish("b", "doc", 130, computed=0)
     (record,) = run.settle()
     assert (record.verdict, round(record.deferral_seconds)) == ("stalled", 12)
+    waits = run.numbers.samples[semconv.DEFERRAL_SECONDS.name, ()]
+    assert [round(wait) for wait in waits] == [12], "one that ends without an answer counts as well"
     assert run.numbers.gauges[semconv.DEFERRED_REQUESTS.name, ()] == 0
 
 
