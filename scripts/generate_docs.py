@@ -46,7 +46,8 @@ _METRICS_NOTES = f"""\
 the last token is computed again all the same. *expected* is what offloading should have served, had
 every chunk that this engine computed been stored and kept, without what policy excludes and what
 capacity evicted; *servable* is what was resident. *lost* = what was servable or expected, and not
-served.
+served. What another connector loaded (MultiConnector) is none of these: it is *other_connector* in
+`{semconv.PROMPT_TOKENS.exposed_name}`, and part of the sum.
 
 **Identities.** `{semconv.IDENTITY_VIOLATIONS.exposed_name}` counts numbers that do not add up; each
 side of an identity comes from another source.

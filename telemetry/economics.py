@@ -62,6 +62,7 @@ class Economics:
             for source, tokens in (
                 (Source.LOCAL, record.local_tokens),
                 (Source.OFFLOAD, record.served_tokens),
+                (Source.OTHER_CONNECTOR, record.other_tokens),
                 (Source.COMPUTED, record.computed_tokens),
             ):
                 self._metrics.count(semconv.PROMPT_TOKENS, tokens, (str(source),))

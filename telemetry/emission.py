@@ -196,7 +196,7 @@ class Emitter:
         self._economics.charge(record)
         self._numbers(record)
         if record.computed_tokens is not None:
-            served = record.served_tokens + request.other_tokens
+            served = record.served_tokens + record.other_tokens
             self._identities.request(
                 record.prompt_tokens, record.local_tokens, served, record.computed_tokens
             )
@@ -264,6 +264,7 @@ class Emitter:
             computed_tokens=None
             if request.started is None
             else request.added.prompt_tokens - request.started,
+            other_tokens=request.other_tokens,
             evicted_tokens=said.evicted,
             tier_tokens=request.tiers,
             ghost_chunks=request.ghost_chunks,

@@ -2,7 +2,8 @@
 
 =====================  =====================================================
 request_tokens         local + served + computed = prompt; after a full hit the
-                       last token is computed again all the same
+                       last token is computed again all the same; what another
+                       connector served counts as served
 hits_within_queries    chunks found <= chunks asked for, per group query
 boundary_within_hits   boundary answered <= what the chunks found reach, per group
 stored_chunks          stored = resident + evicted + reset, per group

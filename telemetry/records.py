@@ -225,6 +225,8 @@ class RequestRecord(Struct):
     lost_at_store: Count = 0
     computed_tokens: Count | None = None
     """Prompt tokens that the model computed; None if it never ran."""
+    other_tokens: Count = 0
+    """Tokens that another connector loaded (MultiConnector)."""
     evicted_tokens: Count = 0
     """Tokens computed again because capacity had evicted their chunks; no part of ``lost``."""
     lost_gpu_seconds: Seconds = 0.0

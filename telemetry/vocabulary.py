@@ -107,6 +107,7 @@ class Source(Word):
 
     LOCAL = "local"
     OFFLOAD = "offload"
+    OTHER_CONNECTOR = "other_connector"
     COMPUTED = "computed"
 
 

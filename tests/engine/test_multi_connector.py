@@ -78,5 +78,5 @@ def test_what_the_other_connector_serves_is_not_lost(tiny_model: Path, tmp_path:
     records = {entry.record.request_id: entry.record for entry in recording}
     theirs, ours = records[f"cmpl-again-{THEIRS}-0"], records[f"cmpl-again-{OURS}-0"]
     assert (theirs.verdict, theirs.lookups[-1].exit, theirs.served_tokens) == ("skipped", other, 0)
-    assert (theirs.lost_tokens, theirs.loads) == (0, [])
+    assert (theirs.lost_tokens, theirs.other_tokens, theirs.loads) == (0, SERVABLE, [])
     assert (ours.verdict, ours.lookups[-1].exit, ours.served_tokens) == ("full", "served", SERVABLE)

@@ -116,3 +116,24 @@ def test_prompt_tokens_and_tiers_by_where_they_came_from():
     assert counters[semconv.TIER_TOKENS.name, ("disk",)] == 20
     assert record.reuse_distance == 9
     assert said.now > SECOND
+
+
+def test_what_another_connector_served_is_part_of_the_sum():
+    said = Engine()
+    said.add("b", 130)
+    said.look("b", "p", 130, 0, [(0, 8, 0)])
+    said.say(facts.ADMITTED, "b", 0, None, (), False, 16, 64)
+    said.say(facts.STARTED, [("b", 80)])
+    said.finish("b", "p", 130)
+    (record,) = said.settle()
+    assert (record.verdict, record.lost_tokens) == ("skipped", 0)
+    parts = record.local_tokens, record.served_tokens, record.other_tokens, record.computed_tokens
+    assert parts == (16, 0, 64, 50)
+    counters = said.numbers.counters
+    sources = {
+        labels[0]: value
+        for (name, labels), value in counters.items()
+        if name == semconv.PROMPT_TOKENS.name
+    }
+    assert sources == {"local": 16, "offload": 0, "other_connector": 64, "computed": 50}
+    assert (semconv.IDENTITY_VIOLATIONS.name, ("request_tokens",)) not in counters
