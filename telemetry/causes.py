@@ -82,13 +82,15 @@ def lookup_finding(case: Case) -> Finding:
         ]
         # If neither change helps alone, both are needed.
         causes = [cause for cause, helps in alone if helps] or [cause for cause, _ in alone]
+        reason = _pop_reason(case, causes[0], used, annotated)
+        if len(causes) > 1:
+            reason += _either_or_both(fewer > least, causes[1])
         evidence |= flags | {
             "boundary_with_annotated_drafters": fewer,
             "boundary_with_wider_query": wider,
             "boundary_with_both": both,
         }
-        return Finding(causes, _pop_reason(case, causes[0], used, annotated), evidence, sure,
-                       case.vetoing_group)  # fmt: skip
+        return Finding(causes, reason, evidence, sure, case.vetoing_group)
     for group in filter(is_windowed, case.layout.groups):
         others = [other for other in case.layout.groups if other is not group]
         without = msgspec.structs.replace(case.layout, groups=others)
@@ -256,6 +258,12 @@ def _pop_reason(case: Case, cause: Cause, used: set[int], annotated: set[int]) -
         f"the drafter pop {f'in {by_name}' if by_name else ''}took one chunk from a query that had "
         f"not asked for one more, which left less than the other groups need"
     )
+
+
+def _either_or_both(alone: bool, other: Cause) -> str:
+    if alone:
+        return f"; {other} explains it as well: either change alone would have served more"
+    return f"; {other} has its part in it: only both changes together would have served more"
 
 
 def _groups(kv_groups: set[int]) -> str:

@@ -159,8 +159,12 @@ def _by_numbers(case: Case) -> Judgement:
     if min(at_lookup, at_store) >= min(chunks):
         other = store_finding(case) if by_lookup else lookup_finding(case)
     served = f"{case.served:,} of {case.target:,}" if case.served else f"None of {case.target:,}"
+    also = ""
+    if other is not None:
+        tokens, where = min((at_lookup, "were there and not served"), (at_store, "were not there"))
+        also = f"; {tokens:,} more {where}: {other.reason}"
     return _judgement(
-        case, verdict, f"{served} reusable tokens were served: {finding.reason}.",
+        case, verdict, f"{served} reusable tokens were served: {finding.reason}{also}.",
         *finding.causes, *(other.causes if other else ()), evidence=finding.evidence,
         confidence=finding.confidence, vetoing_group=finding.vetoing_group,
         next_step=finding.next_step,

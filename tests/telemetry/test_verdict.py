@@ -142,7 +142,9 @@ def test_two_changes_that_each_help_are_both_listed():
         [full(0, 16, drafter_used=True), mamba(1, 64)], 81, {0: run(5), 1: run(1)}, widens=False,
         load_window=False, exit=Exit.POPPED_OUT, vetoing_group=0,
     )  # fmt: skip
-    assert judge(found).causes == [Cause.DRAFTER_FALLBACK, Cause.POP_WITHOUT_WIDENING]
+    said = judge(found)
+    assert said.causes == [Cause.DRAFTER_FALLBACK, Cause.POP_WITHOUT_WIDENING]
+    assert "pop_without_widening explains it as well: either change alone" in said.summary
 
 
 def test_two_changes_that_help_together_only_are_both_listed():
@@ -156,6 +158,7 @@ def test_two_changes_that_help_together_only_are_both_listed():
     assert said.evidence["boundary_with_annotated_drafters"] == 0
     assert said.evidence["boundary_with_wider_query"] == 0
     assert said.evidence["boundary_with_both"] == 64
+    assert "only both changes together would have served more" in said.summary
 
 
 def test_f8_evicted_before_it_came_back():
@@ -424,6 +427,8 @@ def test_both_losses_are_told_the_larger_first():
     assert (found.served, found.servable, found.expected) == (32, 48, 320)
     said = judge(found)
     assert said.causes == [Cause.STORE_GAP, Cause.DRAFTER_FALLBACK]
+    assert "chunk 3), so that the 16" in said.summary
+    assert "16 more were there and not served: all 2 groups were treated as drafter" in said.summary
     assert (said.lost_at_lookup, said.lost_at_store) == (16, 272)
     assert said.verdict is Verdict.PARTIAL
 
