@@ -89,6 +89,8 @@ class Case:
     """Lookups that were deferred."""
     deferred_exit: str | None = None
     """Exit of the last of them."""
+    waited_for: tuple[int, int] | None = None
+    """``(kv_group, chunk)`` that was being written when it had last waited for some seconds."""
     unresolved: bool = False
     """Its lookup is still deferred, or was when the request ended."""
 
@@ -129,6 +131,11 @@ class Case:
             for chunk in range(self.num_tokens // group.tokens_per_chunk):
                 if self.state(group.kv_group, chunk) is state:
                     yield group.kv_group, chunk
+
+    @property
+    def first_pending(self) -> tuple[int, int] | None:
+        """``(kv_group, chunk)`` of the first chunk that is being written."""
+        return next(self.chunks_in(State.PENDING), None)
 
     @property
     def all_known(self) -> bool:

@@ -125,6 +125,7 @@ class Emitter:
             deferral_seconds=request.deferral_ns / 1e9,
             deferrals=request.deferrals,
             deferred_exit=request.deferred_exit,
+            waited_for=request.waited_for,
             unresolved=unresolved or (last is not None and Exit(last.exit) in DEFERRED_EXITS),
             unsafe=unsafe,
             state=state,
@@ -175,6 +176,8 @@ class Emitter:
         try:
             self.judge(request, unresolved=True)
             record = self.record(request, self._wall(now_ns))
+            # Once the write is done, and the request was answered, nothing else tells.
+            request.waited_for = request.case.first_pending if request.case else None
         finally:
             request.deferral_ns, request.judgement = earlier, None
         for sink in self._sinks:

@@ -77,6 +77,8 @@ class OpenRequest:
     """Lookups that were deferred."""
     deferred_exit: str | None = None
     """Exit of the last of them."""
+    waited_for: tuple[int, int] | None = None
+    """``(kv_group, chunk)`` that was being written when its deferral was last reported."""
     truncated: bool = False
     """There were more lookups than are remembered."""
     admitted: bool = False

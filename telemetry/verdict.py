@@ -102,6 +102,7 @@ def _stalled(case: Case) -> Judgement | None:
     if case.deferral_seconds < (UNRESOLVED_SECONDS if case.unresolved else STALL_SECONDS):
         return None
     pending = list(case.chunks_in(State.PENDING))
+    writing = pending[0] if pending else case.waited_for
     evidence: dict[str, Any] = {
         "deferral_seconds": round(case.deferral_seconds, 3),
         "deferred_lookups": case.deferrals,
@@ -112,13 +113,11 @@ def _stalled(case: Case) -> Judgement | None:
         "servable_tokens": case.servable,
     }
     confidence = Confidence.CERTAIN
-    if pending:
-        cause, kv_group = Cause.PENDING_STORE, pending[0][0]
-        evidence |= {"first_pending_chunk": pending[0][1], "kv_group": kv_group}
-        why = (
-            f"chunk {pending[0][1]} of {group_name(case, kv_group)} was found, but its write has "
-            f"not completed"
-        )
+    if writing is not None:
+        cause, (kv_group, chunk) = Cause.PENDING_STORE, writing
+        evidence |= {"first_pending_chunk": chunk, "kv_group": kv_group}
+        ended = "has not completed" if pending else "completed only then"
+        why = f"chunk {chunk} of {group_name(case, kv_group)} was found, but its write {ended}"
     elif case.deferred_exit == Exit.DEFERRED_TRANSFER:
         cause, confidence = Cause.PENDING_STORE, Confidence.LIKELY
         why = "transfers of the request itself are still in flight"

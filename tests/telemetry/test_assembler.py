@@ -186,6 +186,28 @@ def test_a_request_that_was_never_answered_says_what_it_waited_for():
     assert waited.evidence["pending_chunks"] == 8
 
 
+def test_a_stall_that_ended_says_what_it_had_waited_for():
+    """F10, but the write completes after all: nothing is pending when the request is judged."""
+    run = Engine()
+    keys = run.keys("doc", 130)
+    every = keys[0] + keys[1]
+    run.say(facts.OFFERED, "x", every, every, [])
+    run.add("b", 130)
+    for _ in range(12):
+        run.look("b", "doc", 130, None, [(0, 8, None)])
+        run.now += SECOND
+        run.assembler.tick(run.now)
+    run.say(facts.STORED, set(every), True)
+    run.look("b", "doc", 130, 128, [(0, 8, 8), (1, 2, 2)])
+    run.admit("b", 128)
+    run.finish("b", "doc", 130)
+    record = run.settle()[-1]
+    assert (record.verdict, record.cause, record.served_tokens) == ("stalled", "pending_store", 128)
+    assert record.evidence["pending_chunks"] == 0
+    assert record.evidence["first_pending_chunk"] == 0
+    assert "its write completed only then" in record.summary
+
+
 def test_an_answer_that_was_not_admitted_is_asked_again():
     run = Engine()
     run.serve_cold("a", "doc", 130)
