@@ -205,6 +205,9 @@ class Observer:
             now = monotonic_ns()
             for job_id, (size, seconds) in transfers.items():
                 self.sink.append((facts.TRANSFERRED, now, job_id, size, seconds))
+        for what, count in getattr(meta, "errors", {}).items():
+            for _ in range(count):
+                self.sink.append((facts.ERROR, monotonic_ns(), "worker", what))
 
     @contained
     def finished(self, request: Any, status: Any, aborted: bool) -> None:

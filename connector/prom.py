@@ -6,6 +6,7 @@ vLLM's own shape: ``{"types": {name: type}, "data": {name: {labels: value}}}``.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import Any
 
@@ -22,6 +23,7 @@ from kvlens.telemetry.semconv import (
     GROUP_LABELS,
     METRICS,
     METRICS_BY_NAME,
+    OBSERVER_ERRORS,
     Metric,
 )
 from kvlens.telemetry.sinks.prometheus import Payload
@@ -66,6 +68,7 @@ class KVLensPromMetrics(OffloadPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         _forget_earlier_engine()
+        self._logged: set[type[Exception]] = set()
         self._ours = {metric.name: self._create(metric) for metric in METRICS}
         for metric in METRICS:
             for engine in per_engine_labelvalues:
@@ -104,10 +107,22 @@ class KVLensPromMetrics(OffloadPromMetrics):
             for name, values in data.items():
                 if name in self._ours:
                     self._observe_ours(METRICS_BY_NAME[name], values, engine_idx)
-        except Exception:
+        except Exception as error:
             if raise_errors():
                 raise
-            logger.exception("kvlens could not record its metrics")
+            self._failed(error, engine_idx)
+
+    def _failed(self, error: Exception, engine: int) -> None:
+        """Count an error of ours; log it if it is the first of its kind."""
+        with contextlib.suppress(Exception):
+            self._child(OBSERVER_ERRORS.name, (), engine).inc()
+        if type(error) not in self._logged:
+            self._logged.add(type(error))
+            logger.error(
+                "kvlens could not record its metrics; serving is not affected, more of this kind "
+                "are only counted",
+                exc_info=error,
+            )
 
     def _observe_ours(self, metric: Metric, values: Any, engine: int) -> None:
         for labels, value in values.items():

@@ -7,6 +7,9 @@ they travel to the scheduler in vLLM's own worker metadata.
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +25,9 @@ Transfers = dict[int, tuple[int, float]]
 """Job id -> (bytes, seconds)."""
 
 _MAX_WAITING = 65_536
+_logged: set[str] = set()
+_errors: Counter[str] = Counter()
+"""Errors of this process that no report has told yet."""
 
 
 @dataclass
@@ -29,39 +35,40 @@ class MeasuredWorkerMetadata(OffloadingWorkerMetadata):
     """vLLM's metadata with the transfers of the completed jobs."""
 
     transfers: Transfers = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+    """Errors of ours that were contained on this side, by what failed."""
 
-    def aggregate(self, other: Any) -> MeasuredWorkerMetadata:
+    def aggregate(self, other: Any) -> OffloadingWorkerMetadata:
         """Merge two workers' reports: bytes add up, the slower one counts."""
-        merged = super().aggregate(other)
-        transfers = dict(self.transfers)
-        for job_id, (size, seconds) in getattr(other, "transfers", {}).items():
-            have_size, have_seconds = transfers.get(job_id, (0, 0.0))
-            transfers[job_id] = (have_size + size, max(have_seconds, seconds))
-        return MeasuredWorkerMetadata(
-            completed_jobs=merged.completed_jobs,
-            transfer_stats=merged.transfer_stats,
-            transfers=transfers,
-        )
+        merged: OffloadingWorkerMetadata = super().aggregate(other)
+        with _contained("merging the workers' transfers"):
+            transfers = dict(self.transfers)
+            for job_id, (size, seconds) in getattr(other, "transfers", {}).items():
+                have_size, have_seconds = transfers.get(job_id, (0, 0.0))
+                transfers[job_id] = (have_size + size, max(have_seconds, seconds))
+            errors = Counter(self.errors) + Counter(getattr(other, "errors", {}))
+            merged = _measured(merged, transfers, errors)
+        return merged  # noqa: RET504 - the block above may have ended early
 
 
 def measure_jobs(connector_worker: Any) -> None:
     """Note every finished job of the medium's worker."""
+    with _contained("measuring transfers"):
+        _measure_jobs(connector_worker)
+
+
+def _measure_jobs(connector_worker: Any) -> None:
     medium = connector_worker.worker
     get_finished = medium.get_finished
     waiting: Transfers = {}
 
     def measured() -> Any:
         results = get_finished()
-        try:
+        with _contained("measuring transfers"):
             for result in results:
                 size, seconds = result.transfer_size, result.transfer_time
                 if size is not None and seconds is not None and len(waiting) < _MAX_WAITING:
                     waiting[result.job_id] = (int(size), float(seconds))
-        except Exception:
-            if raise_errors():
-                raise
-            medium.get_finished = get_finished  # the next ones would fail alike
-            logger.exception("kvlens: transfers are no longer measured; serving is not affected")
         return results
 
     medium.get_finished = measured
@@ -69,14 +76,42 @@ def measure_jobs(connector_worker: Any) -> None:
 
 
 def with_transfers(connector_worker: Any, meta: Any) -> Any:
-    """``meta`` with the waiting transfers; ``meta`` itself when there are none."""
-    waiting: Transfers | None = getattr(connector_worker, "kvlens_transfers", None)
-    if meta is None or not waiting:
+    """``meta`` with the waiting transfers; ``meta`` itself when there is nothing to tell."""
+    waiting: Transfers = getattr(connector_worker, "kvlens_transfers", {})
+    if meta is None or not (waiting or _errors):
         return meta
-    transfers = dict(waiting)
-    waiting.clear()
-    return MeasuredWorkerMetadata(
+    with _contained("reporting transfers"):
+        transfers = dict(waiting)
+        waiting.clear()
+        meta = _measured(meta, transfers, Counter())
+    return meta  # noqa: RET504 - the block above may have ended early
+
+
+def _measured(
+    meta: OffloadingWorkerMetadata, transfers: Transfers, errors: Counter[str]
+) -> MeasuredWorkerMetadata:
+    """``meta`` with ``transfers``, and with the errors that were contained in this process."""
+    measured = MeasuredWorkerMetadata(
         completed_jobs=meta.completed_jobs,
         transfer_stats=meta.transfer_stats,
         transfers=transfers,
+        errors=dict(errors + _errors),
     )
+    _errors.clear()
+    return measured
+
+
+@contextmanager
+def _contained(what: str) -> Iterator[None]:
+    """Keep errors of ours away from vLLM: counted, logged once per kind; raised under pytest."""
+    try:
+        yield
+    except Exception:
+        if raise_errors():
+            raise
+        _errors[what] += 1
+        if what not in _logged:
+            _logged.add(what)
+            logger.exception(
+                "kvlens: %s failed; transfer times will be missing, serving is not affected", what
+            )

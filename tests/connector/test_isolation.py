@@ -1,5 +1,6 @@
 """No error of ours, wherever it comes from, changes what vLLM's scheduler does."""
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,9 @@ pytest.importorskip("vllm")
 from scheduling import Group, Request, build, served, store_all
 from test_observer import GROUPS, Facts, blocks, step
 from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector as stock
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingWorkerMetadata,
+)
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
@@ -60,6 +64,33 @@ def life(scheduler):
     return answers, asked, loads, len(meta.store_jobs), served(scheduler, Request("again", 130))
 
 
+HOOKS = sorted(
+    name for name, value in vars(Observer).items() if callable(value) and not name.startswith("_")
+)
+NOT_IN_THIS_LIFE = {"failed", "fell_back", "promoted", "tiers"}
+"""Errors of ours, the fallback to vLLM's lookup, and what other specs and log stats bring."""
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_raises_changes_nothing_and_is_told(monkeypatch, hook):
+    expected = life(build(GROUPS, block_drop=False))
+    scheduler, taken = build(GROUPS, block_drop=False), Facts()
+
+    def fails(self, *args, **kwargs):
+        broken()
+
+    fails.__name__ = hook
+    assert hasattr(getattr(Observer, hook), "__wrapped__"), "every hook is contained"
+    monkeypatch.setattr(Observer, hook, observing.contained(fails))
+    scheduler.observe(Observer(taken))
+    assert life(scheduler) == expected
+    told = {(error.where, error.text) for error in taken.of(facts.ERROR)}
+    if hook in NOT_IN_THIS_LIFE:
+        getattr(scheduler.observer, hook)(None)
+        told = {(error.where, error.text) for error in taken.of(facts.ERROR)}
+    assert told == {(hook, "RuntimeError: ours")}
+
+
 @pytest.mark.parametrize(
     "patch",
     [
@@ -109,6 +140,13 @@ def test_stats_of_vllm_leave_without_ours_if_ours_fail(monkeypatch):
     assert (error.where, error.text) == ("get_kv_connector_stats", "RuntimeError: ours")
 
 
+@pytest.fixture
+def _nothing_logged_yet(monkeypatch):
+    monkeypatch.setattr(worker, "_logged", set())
+    monkeypatch.setattr(worker, "_errors", Counter())
+
+
+@pytest.mark.usefixtures("_nothing_logged_yet")
 def test_a_worker_that_cannot_be_measured_works_on(caplog):
     results = [SimpleNamespace(job_id=1)]  # says neither size nor time
     medium = SimpleNamespace(get_finished=lambda: results)
@@ -116,4 +154,30 @@ def test_a_worker_that_cannot_be_measured_works_on(caplog):
     worker.measure_jobs(connector_worker)
     for _ in range(3):
         assert medium.get_finished() is results
-    assert sum("no longer measured" in line.message for line in caplog.records) == 1
+    worker.measure_jobs(SimpleNamespace())  # has no medium
+    assert [line.getMessage().partition(";")[0] for line in caplog.records] == [
+        "kvlens: measuring transfers failed"
+    ]
+    # They travel with the next report, are added up over workers and become facts.
+    report = worker.with_transfers(connector_worker, OffloadingWorkerMetadata({1: 1}))
+    assert report.errors == {"measuring transfers": 4}
+    assert worker.with_transfers(connector_worker, report) is report
+    sink = Facts()
+    output = KVConnectorOutput(kv_connector_worker_meta=report.aggregate(report))
+    Observer(sink).transferred(output)
+    assert [error.where for error in sink.of(facts.ERROR)] == ["worker"] * 8
+
+
+@pytest.mark.usefixtures("_nothing_logged_yet")
+def test_transfers_that_cannot_be_reported_or_merged_leave_vllms_report_whole(monkeypatch, caplog):
+    plain = OffloadingWorkerMetadata({1: 1})
+    ours = worker.MeasuredWorkerMetadata({1: 1}, transfers={1: (1, 1.0)})
+    monkeypatch.setattr(worker, "_measured", broken)
+    for _ in range(3):
+        assert (
+            worker.with_transfers(SimpleNamespace(kvlens_transfers={1: (1, 1.0)}), plain) is plain
+        )
+        assert ours.aggregate(plain).completed_jobs == {1: 2}
+    assert [line.getMessage().partition(" failed")[0] for line in caplog.records] == [
+        "kvlens: reporting transfers", "kvlens: merging the workers' transfers",
+    ]  # fmt: skip
