@@ -1,7 +1,7 @@
-"""What each metric, span and attribute answers: the source of docs/metrics.md and docs/spans.md.
+"""What each metric answers: the source of docs/metrics.md.
 
 Names come from :mod:`semconv`. A test fails when something declared there is not
-explained here, or when the documents have drifted.
+explained here, or when the document has drifted.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Answer:
 
 def _share(part: s.Metric, whole: s.Metric) -> str:
     return (
-        f"sum by (engine) (rate({part.exposed_name}[1h])) / "
-        f"sum by (engine) (rate({whole.exposed_name}[1h]))"
+        f"sum by (instance, engine) (rate({part.exposed_name}[1h])) / "
+        f"sum by (instance, engine) (rate({whole.exposed_name}[1h]))"
     )
 
 
@@ -59,7 +59,8 @@ ANSWERS: Final[dict[s.Metric, Answer]] = {
     ),
     s.EVICTED_CHUNKS: Answer(
         "How long does the tier hold a chunk (seconds, if it is full)?",
-        f"sum({s.RESIDENT_CHUNKS.name}) / sum(rate({s.EVICTED_CHUNKS.exposed_name}[1h]))",
+        f"sum by (instance, engine) ({s.RESIDENT_CHUNKS.name}) / "
+        f"sum by (instance, engine) (rate({s.EVICTED_CHUNKS.exposed_name}[1h]))",
     ),
     s.RESET_CHUNKS: Answer(
         "Was the tier emptied (`reset_cache`)?",
@@ -75,7 +76,7 @@ ANSWERS: Final[dict[s.Metric, Answer]] = {
     ),
     s.SERVED_TOKENS: Answer(
         "How many tokens per second need not be computed?",
-        f"sum by (engine) (rate({s.SERVED_TOKENS.exposed_name}[5m]))",
+        f"sum by (instance, engine) (rate({s.SERVED_TOKENS.exposed_name}[5m]))",
     ),
     s.LOST_TOKENS: Answer(
         "What is lost, and why?",
@@ -92,14 +93,15 @@ ANSWERS: Final[dict[s.Metric, Answer]] = {
     ),
     s.EVICTED_TOKENS: Answer(
         "How much is computed again because the pool is too small?",
-        f"sum by (engine) (rate({s.EVICTED_TOKENS.exposed_name}[5m]))",
+        f"sum by (instance, engine) (rate({s.EVICTED_TOKENS.exposed_name}[5m]))",
     ),
     s.LOST_GPU_SECONDS: Answer(
         "What do losses cost, in devices kept busy?",
         f"sum by (cause) (rate({s.LOST_GPU_SECONDS.exposed_name}[1h]))",
     ),
     s.PREFILL_RATE: Answer(
-        "How fast does an engine compute prompts?", f"min by (engine) ({s.PREFILL_RATE.name})"
+        "How fast does an engine compute prompts?",
+        f"min by (instance, engine) ({s.PREFILL_RATE.name})",
     ),
     s.GHOST_CHUNKS: Answer(
         "What share of stores brings back what had been evicted?",
@@ -114,7 +116,8 @@ ANSWERS: Final[dict[s.Metric, Answer]] = {
     ),
     s.HIT_RATIO: Answer(
         "What would a pool twice as large gain?",
-        f'max({s.HIT_RATIO.name}{{capacity="2"}}) - max({s.HIT_RATIO.name}{{capacity="1"}})',
+        f'{s.HIT_RATIO.name}{{capacity="2"}} - ignoring(capacity) '
+        f'{s.HIT_RATIO.name}{{capacity="1"}}',
     ),
     s.IDENTITY_VIOLATIONS: Answer(
         "Do the numbers add up? Anything but 0 is a defect: please report it.",
@@ -155,10 +158,11 @@ ANSWERS: Final[dict[s.Metric, Answer]] = {
     ),
     s.RESIDENT_CHUNKS: Answer(
         "How full is the tier? (vLLM's own usage gauge shows transfers in flight.)",
-        f"sum by (engine) ({s.RESIDENT_CHUNKS.name}) / sum by (engine) ({s.CAPACITY_CHUNKS.name})",
+        f"sum by (instance, engine) ({s.RESIDENT_CHUNKS.name}) / "
+        f"sum by (instance, engine) ({s.CAPACITY_CHUNKS.name})",
     ),
     s.CAPACITY_CHUNKS: Answer(
-        "How many chunks can be held?", f"sum by (engine) ({s.CAPACITY_CHUNKS.name})"
+        "How many chunks can be held?", f"sum by (instance, engine) ({s.CAPACITY_CHUNKS.name})"
     ),
     s.DEFERRED_REQUESTS: Answer(
         "Do requests wait for the tier now?", f"max_over_time({s.DEFERRED_REQUESTS.name}[5m])"
@@ -174,7 +178,7 @@ ANSWERS: Final[dict[s.Metric, Answer]] = {
     ),
     s.GROUP_INFO: Answer(
         "Which KV-cache groups does an engine have?",
-        f"count by (engine, group_kind) ({s.GROUP_INFO.name})",
+        f"count by (instance, engine, group_kind) ({s.GROUP_INFO.name})",
     ),
 }
 
@@ -185,148 +189,70 @@ class DashboardMetric:
 
     name: str
     type: s.MetricType
+    unit: str
+    labels: tuple[str, ...]
     answer: Answer
 
 
-def _dashboard(name: str, type_: s.MetricType, question: str) -> DashboardMetric:
+def _dashboard(
+    name: str, type_: s.MetricType, unit: str, question: str, *labels: str
+) -> DashboardMetric:
+    query = f"max_over_time({name}[5m])"
     if type_ == "counter":
-        return DashboardMetric(name, type_, Answer(question, f"increase({name}_total[5m])"))
-    if type_ == "gauge":
-        return DashboardMetric(name, type_, Answer(question, f"max_over_time({name}[5m])"))
-    query = f"histogram_quantile(0.95, rate({name}_bucket[5m]))"
-    return DashboardMetric(name, type_, Answer(question, query))
+        query = f"increase({name}_total[5m])"
+    elif type_ == "histogram":
+        query = f"histogram_quantile(0.95, rate({name}_bucket[5m]))"
+    return DashboardMetric(name, type_, unit, labels, Answer(question, query))
 
 
 DASHBOARD: Final = (
-    _dashboard(s.DASHBOARD_RECORDS, "counter", "Do records arrive?"),
-    _dashboard(s.DASHBOARD_DUPLICATES, "counter", "Are records sent more than once?"),
-    _dashboard(s.DASHBOARD_DELETED, "counter", "Does retention keep up, and how fast?"),
-    _dashboard(s.DASHBOARD_STORE_BYTES, "gauge", "How near is the store to its size limit?"),
-    _dashboard(s.DASHBOARD_REJECTED, "counter", "Are spans of kvlens rejected as malformed?"),
-    _dashboard(s.DASHBOARD_IGNORED, "counter", "Do spans arrive that are for somebody else?"),
-    _dashboard(s.DASHBOARD_METRIC_EXPORTS, "counter", "Are OTLP metrics sent here, to no use?"),
-    _dashboard(s.DASHBOARD_BACKPRESSURE, "counter", "Is more sent than can be stored (429)?"),
-    _dashboard(s.DASHBOARD_STREAM_DROPPED, "counter", "Are browsers too slow for the stream?"),
-    _dashboard(s.DASHBOARD_ERRORS, "counter", "Does the dashboard itself fail?"),
-    _dashboard(s.DASHBOARD_OPEN_INCIDENTS, "gauge", "Is anything wrong now?"),
-    _dashboard(s.DASHBOARD_STREAM_CLIENTS, "gauge", "Who is watching?"),
-    _dashboard(s.DASHBOARD_QUEUE, "gauge", "How much waits to be stored?"),
-    _dashboard(s.DASHBOARD_NOTIFICATIONS, "counter", "Are incidents passed on?"),
-    _dashboard(s.DASHBOARD_NOTIFY_WAITING, "gauge", "Are notifications held up?"),
-    _dashboard(s.DASHBOARD_SCRAPES, "counter", "Are engines scraped, and do scrapes fail?"),
-    _dashboard(s.DASHBOARD_SCRAPE_TARGETS, "gauge", "How many engines are scraped?"),
-    _dashboard(s.DASHBOARD_INGEST_SECONDS, "histogram", "How long until an export is durable?"),
-)
-
-
-@dataclass(frozen=True)
-class Attribute:
-    """One attribute of a resource or a span."""
-
-    name: str
-    type: str
-    meaning: str
-
-
-@dataclass(frozen=True)
-class SpanDoc:
-    """One kind of span."""
-
-    name: str
-    meaning: str
-    parent: str
-    attributes: tuple[Attribute, ...]
-
-
-_LOCAL = Attribute(s.ATTR_LOCAL_TOKENS, "int", "tokens that the GPU cache covered")
-_ID = Attribute(s.ATTR_GEN_AI_REQUEST_ID, "string", "request id, as on vLLM's `llm_request`")
-_RECORD = Attribute(
-    s.ATTR_RECORD, "string", f"RequestRecord as JSON, at most {s.RECORD_MAX_BYTES // 1024} KiB"
-)
-_REQUEST: Final = (
-    _ID,
-    Attribute(s.ATTR_GEN_AI_MODEL, "string", "served model name"),
-    Attribute(s.ATTR_VERDICT, "string", "what became of the reusable tokens"),
-    Attribute(s.ATTR_CAUSE, "string", "why tokens were lost; absent if none were"),
-    Attribute(s.ATTR_CONFIDENCE, "string", "`certain`, `likely` or `guess`"),
-    Attribute(s.ATTR_VETOING_GROUP, "int", "group that brought the lookup to zero, if one did"),
-    Attribute(s.ATTR_PROMPT_TOKENS, "int", "tokens of the prompt"),
-    _LOCAL,
-    Attribute(s.ATTR_SERVED_TOKENS, "int", "tokens loaded from the offload tier"),
-    Attribute(s.ATTR_COMPUTED_TOKENS, "int", "prompt tokens computed; absent if it never ran"),
-    Attribute(s.ATTR_SERVABLE_TOKENS, "int", "tokens that were resident and could be served"),
-    Attribute(s.ATTR_EXPECTED_TOKENS, "int", "the same, had all been stored and kept"),
-    Attribute(s.ATTR_LOST_TOKENS, "int", "tokens computed that should have been served"),
-    Attribute(s.ATTR_EVICTED_TOKENS, "int", "tokens computed again that capacity had evicted"),
-    Attribute(s.ATTR_LOST_GPU_SECONDS, "double", "device time of computing both of these"),
-    _RECORD,
-)
-_JOB: Final = (
-    Attribute(s.ATTR_JOB_ID, "int", "vLLM's transfer job"),
-    Attribute(s.ATTR_BYTES, "int", "bytes moved, once known"),
-    Attribute(s.ATTR_GROUPS, "int[]", "groups, in group order"),
-    Attribute(s.ATTR_GROUP_CHUNKS, "int[]", "chunks moved, per group"),
-)
-METRIC_RESOURCE: Final = (
-    Attribute(s.ATTR_ENGINE_ID, "string", "`engine_id` of vLLM's KV-transfer configuration"),
-    Attribute(s.ATTR_DP_RANK, "int", "data-parallel rank"),
-)
-RESOURCE: Final = (
-    Attribute(s.ATTR_SERVICE_NAME, "string", f"`{s.SERVICE_NAME}`"),
-    Attribute(s.ATTR_SERVICE_VERSION, "string", "version of kvlens"),
-    Attribute(s.ATTR_SERVICE_INSTANCE, "string", "incarnation of the engine: new at each start"),
-    Attribute(s.ATTR_ENGINE, "string", "EngineInfo as JSON: model, layout, corrections"),
-)
-SPANS: Final = (
-    SpanDoc(
-        s.SPAN_REQUEST,
-        "One finished request, from its arrival to its end.",
-        "the client's span: a sibling of vLLM's `llm_request`",
-        _REQUEST,
+    _dashboard(s.DASHBOARD_RECORDS, "counter", "{record}", "Do records arrive?"),
+    _dashboard(s.DASHBOARD_DUPLICATES, "counter", "{record}", "Are records sent more than once?"),
+    _dashboard(s.DASHBOARD_DELETED, "counter", "{record}", "Does retention keep up, and how fast?"),
+    _dashboard(s.DASHBOARD_STORE_BYTES, "gauge", "By", "How near is the store to its size limit?"),
+    _dashboard(
+        s.DASHBOARD_REJECTED, "counter", "{span}", "Are spans of kvlens rejected as malformed?"
     ),
-    SpanDoc(
-        s.SPAN_LOOKUP,
-        "One lookup, or a run of equal deferred ones; the last 32.",
-        s.SPAN_REQUEST,
-        (
-            Attribute(s.ATTR_EXIT, "string", "how it ended"),
-            Attribute(s.ATTR_ATTEMPT, "int", "number of the attempt, from 1"),
-            Attribute(s.ATTR_COUNT, "int", "equal lookups in a row"),
-            _LOCAL,
-            Attribute(s.ATTR_GROUPS, "int[]", "groups asked, in the order of asking"),
-            Attribute(s.ATTR_GROUP_WIDTHS, "int[]", "chunks asked for, per group"),
-            Attribute(s.ATTR_GROUP_HITS, "int[]", "chunks found before the pop; -1: deferred"),
-            Attribute(s.ATTR_GROUP_POPS, "int[]", "chunks popped, per group"),
-        ),
+    _dashboard(
+        s.DASHBOARD_IGNORED, "counter", "{span}", "Do spans arrive that are for somebody else?"
     ),
-    SpanDoc(
-        s.SPAN_LOAD,
-        "One load, from allocation until the scheduler saw it finished; the last 32.",
-        s.SPAN_REQUEST,
-        (*_JOB, Attribute(s.ATTR_RELOAD_LATENCY, "double", "its length, in seconds")),
+    _dashboard(
+        s.DASHBOARD_METRIC_EXPORTS, "counter", "{export}", "Are OTLP metrics sent here, to no use?"
     ),
-    SpanDoc(
-        s.SPAN_STORE,
-        "One store job, in a trace of its own; the last 32.",
-        f"none: linked to its {s.SPAN_REQUEST}",
-        _JOB,
+    _dashboard(
+        s.DASHBOARD_BACKPRESSURE, "counter", "{export}", "Is more sent than can be stored (429)?"
     ),
-    SpanDoc(
-        s.SPAN_DEFERRAL,
-        "A request that has waited for over 1 s; repeated every 5 s, before the request ends.",
-        "the client's span",
-        (*_REQUEST, Attribute(s.ATTR_DEFERRED_FOR, "double", "how long so far, in seconds")),
+    _dashboard(
+        s.DASHBOARD_STREAM_DROPPED, "counter", "{event}", "Are browsers too slow for the stream?"
     ),
-    SpanDoc(
-        s.SPAN_ENGINE,
-        "Sent when an engine's connector starts, every minute while it lives, and when it stops.",
-        "none",
-        (
-            Attribute(
-                s.ATTR_ENGINE_STATE,
-                "string",
-                f"`{s.ENGINE_STARTED}`, `{s.ENGINE_ALIVE}` or `{s.ENGINE_STOPPED}`",
-            ),
-        ),
+    _dashboard(s.DASHBOARD_ERRORS, "counter", "{error}", "Does the dashboard itself fail?"),
+    _dashboard(s.DASHBOARD_OPEN_INCIDENTS, "gauge", "{incident}", "Is anything wrong now?"),
+    _dashboard(s.DASHBOARD_STREAM_CLIENTS, "gauge", "{client}", "Who is watching?"),
+    _dashboard(s.DASHBOARD_QUEUE, "gauge", "{export}", "How much waits to be stored?"),
+    _dashboard(
+        s.DASHBOARD_NOTIFICATIONS,
+        "counter",
+        "{notification}",
+        "Are incidents passed on?",
+        s.LABEL_TARGET,
+        s.LABEL_OUTCOME,
+    ),
+    _dashboard(s.DASHBOARD_NOTIFY_WAITING, "gauge", "{notification}", "Are notifications held up?"),
+    _dashboard(
+        s.DASHBOARD_SCRAPES,
+        "counter",
+        "{scrape}",
+        "Are engines scraped, and do scrapes fail?",
+        s.LABEL_OUTCOME,
+    ),
+    _dashboard(
+        s.DASHBOARD_SCRAPE_TARGETS,
+        "gauge",
+        "{target}",
+        "How many engines are scraped?",
+        s.LABEL_STATE,
+    ),
+    _dashboard(
+        s.DASHBOARD_INGEST_SECONDS, "histogram", "s", "How long until an export is durable?"
     ),
 )

@@ -188,6 +188,8 @@ def _request_attributes(record: RequestRecord) -> dict[str, AttributeValue]:
         semconv.ATTR_EVICTED_TOKENS: record.evicted_tokens,
         semconv.ATTR_LOST_GPU_SECONDS: record.lost_gpu_seconds,
     }
+    if record.other_tokens:
+        attributes[semconv.ATTR_OTHER_TOKENS] = record.other_tokens
     if record.computed_tokens is not None:
         attributes[semconv.ATTR_COMPUTED_TOKENS] = record.computed_tokens
     if record.cause is not None:

@@ -5,9 +5,9 @@ import time
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from recording import Engine, engine
+from recording import SECOND, Engine, engine
 
-from kvlens.telemetry import records, semconv
+from kvlens.telemetry import facts, records, semconv, span_catalog
 from kvlens.telemetry.sinks import export_queue
 from kvlens.telemetry.sinks.export_queue import ExportQueue
 from kvlens.telemetry.sinks.otel import SpanSink
@@ -91,6 +91,51 @@ def test_spans_of_a_request():
     (store,) = by_name[semconv.SPAN_STORE]
     assert store.parent is None
     assert store.links[0].context.span_id == root.context.span_id
+
+
+PYTHON_TYPES = {"string": str, "int": int, "double": float}
+
+
+def test_every_attribute_of_every_span_is_documented_with_its_type():
+    exporter = InMemorySpanExporter()
+    exporter.shutdown = lambda: None
+    sink = SpanSink(engine(), ExportQueue(exporter, "memory", 1000))
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    every = {key for names in run.keys("doc", 130) for key in names}
+    for request, answer, other in (("b", 128, 0), ("c", 0, 0), ("d", 0, 64)):
+        run.add(request, 130)
+        run.look(request, "doc", 130, answer, [(0, 8, 8), (1, 2, 2 if answer else 0)])
+        run.jobs += 1
+        job = run.jobs if answer else None
+        run.say(facts.ADMITTED, request, answer, job, every, False, 0, other)
+        run.say(facts.STARTED, [(request, answer + other)])
+        if answer:
+            run.say(facts.TRANSFERRED, job, 4096, 0.5)
+            run.say(facts.LOADED, every)
+        run.finish(request, "doc", 130)
+    run.add("e", 130)
+    run.look("e", "doc", 130, None, [(0, 8, None)])
+    run.now += 2 * SECOND
+    for record in run.settle():
+        sink.request(record)
+    for record in run.kept.deferrals:
+        sink.deferral(record)
+    sink.close()
+
+    documented = {span.name: {a.name: a for a in span.attributes} for span in span_catalog.SPANS}
+    seen = {name: set() for name in documented}
+    for span in exporter.get_finished_spans():
+        seen[span.name] |= span.attributes.keys()
+        for name, value in span.attributes.items():
+            known = documented[span.name][name]
+            kind = PYTHON_TYPES[known.type.removesuffix("[]")]
+            values = value if known.type.endswith("[]") else (value,)
+            assert [type(one) for one in values] == [kind] * len(values), (span.name, name)
+            assert not known.values or value in known.values
+    assert all(seen.values())
+    told = {name for names in seen.values() for name in names}
+    assert told == {name for attributes in documented.values() for name in attributes}
 
 
 def test_an_idle_engine_says_that_it_lives():
