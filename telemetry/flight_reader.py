@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -109,11 +110,14 @@ class FlightFile:
             raise FlightFileError(f"{self.path}: {error}") from error
 
 
-def _opened(path: Path) -> BinaryIO:
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Open for reading; whatever the system refuses, then or later, names the file."""
     try:
         if path.exists() and not path.is_file():
             raise FlightFileError(f"{path}: not a regular file")
-        return path.open("rb")
+        with path.open("rb") as file:
+            yield file
     except OSError as error:
         raise FlightFileError(f"{path}: cannot be read: {error.strerror or error}") from error
 

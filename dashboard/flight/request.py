@@ -9,7 +9,7 @@ import msgspec
 from kvlens.dashboard.flight import strip as strips
 from kvlens.dashboard.flight.terminal import Terminal, safe
 from kvlens.dashboard.web import words
-from kvlens.dashboard.web.format import clock, duration, size, utc
+from kvlens.dashboard.web.format import clock, duration, plural, size, utc
 from kvlens.dashboard.web.strip import build_strip, decisive_lookup
 from kvlens.telemetry.flight_reader import Entry
 from kvlens.telemetry.records import EngineInfo, GroupChunks, Lookup, RequestRecord
@@ -21,6 +21,11 @@ def show(terminal: Terminal, entry: Entry, engine: EngineInfo) -> None:
     """Print a record: verdict, numbers, chunk strip, lookups, stores, loads, evidence."""
     record = entry.record
     _head(terminal, entry)
+    terminal.wrapped(
+        "engine",
+        f"{record.engine_id}, {record.model}, vLLM {engine.vllm_version}, lookup {engine.lookup}",
+        _INDENT,
+    )
     if (lookup := decisive_lookup(record)) is not None:
         strip = build_strip(record, engine.layout, lookup)
         if strip is not None:
@@ -61,6 +66,8 @@ def _head(terminal: Terminal, entry: Entry) -> None:
             f"{record.expected_tokens:,}; lost {record.lost_tokens:,} (at the lookup "
             f"{record.lost_at_lookup:,}, at the store {record.lost_at_store:,})",
         ),
+        ("", _sources(record)),
+        ("cost", _cost(record)),
         (
             "time",
             f"{utc(record.arrival_time)}, took "
@@ -75,6 +82,34 @@ def _head(terminal: Terminal, entry: Entry) -> None:
     ):
         if text:
             terminal.wrapped(label, text, _INDENT)
+
+
+def _sources(record: RequestRecord) -> str:
+    """Where the prompt's tokens came from, as far as it is known."""
+    parts = []
+    if record.computed_tokens is not None:
+        parts.append(f"computed {record.computed_tokens:,} of the prompt")
+    if record.tier_tokens:
+        tiers = ", ".join(f"{name} {tokens:,}" for name, tokens in record.tier_tokens.items())
+        parts.append(f"loaded from {tiers}")
+    if record.other_tokens:
+        parts.append(f"another connector loaded {record.other_tokens:,}")
+    if record.evicted_tokens:
+        parts.append(f"evicted before {record.evicted_tokens:,}")
+    return "; ".join(parts)
+
+
+def _cost(record: RequestRecord) -> str:
+    """What it cost that tokens had to be computed again."""
+    parts = []
+    if record.lost_gpu_seconds:
+        parts.append(f"{duration(record.lost_gpu_seconds)} of device time to compute them again")
+    if record.ghost_chunks:
+        parts.append(
+            f"{plural(record.ghost_chunks, 'chunk')} had been in the tier and evicted, up to "
+            f"{record.ghost_distance:,} evictions ago"
+        )
+    return "; ".join(parts)
 
 
 def _section(terminal: Terminal, title: str, lines: Iterable[str]) -> None:

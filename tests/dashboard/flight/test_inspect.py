@@ -115,6 +115,24 @@ def test_a_request_in_full(folder: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == text + "\n"
 
 
+def test_a_request_in_full_says_where_tokens_came_from_and_what_was_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = msgspec.structs.replace(
+        factory.lost_record(0), computed_tokens=588, tier_tokens={"host": 448, "disk": 64},
+        other_tokens=16, evicted_tokens=64, lost_gpu_seconds=0.25, ghost_chunks=2,
+        ghost_distance=1200,
+    )  # fmt: skip
+    fly(tmp_path, factory.engine(), [record])
+    text = " ".join(" ".join(shown(capsys, tmp_path, "--request", "cmpl-0000")).split())
+    assert (
+        "computed 588 of the prompt; loaded from host 448, disk 64; another connector loaded 16; "
+        "evicted before 64"
+    ) in text
+    assert "cost 250 ms of device time to compute them again; 2 chunks had been in the tier" in text
+    assert "engine node-a:0, tiny-hybrid-eagle, vLLM 0.29.0, lookup stock" in text
+
+
 def test_the_strip_has_one_axis_and_shows_a_single_missing_chunk(
     nine_groups: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,6 +205,9 @@ def newer(path: Path) -> None:
         (lambda path: path.mkdir(), "holds no recording"),
         (lambda path: path.write_bytes(b"no recording"), "not a kvlens flight-recorder file"),
         (newer, "format version 9"),
+        (lambda path: path.touch(), "it is empty"),
+        (lambda path: path.write_bytes(MAGIC + b"\x01\x00"), "cut off inside its header"),
+        (lambda path: path.symlink_to("/proc/self/mem"), "cannot be read: Input/output error"),
     ],
 )
 @pytest.mark.parametrize("command", ["inspect", "replay"])
