@@ -6,12 +6,17 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from harness import NEWEST, Server, serve
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace import IdGenerator, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from otlp_receiver import Receiver, receive, values
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as parse_openmetrics,
@@ -29,6 +34,7 @@ PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=4, vocab=mo
 TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0"}
 TRACED = "traced"
+CLIENT_SPAN = "client"
 
 
 def ask(server: Server, document: int, request_id: str, **headers: str) -> None:
@@ -44,11 +50,36 @@ def ask(server: Server, document: int, request_id: str, **headers: str) -> None:
     answer.raise_for_status()
 
 
-def play(server: Server) -> None:
+class OneTrace(IdGenerator):
+    """Ids that exemplars can be compared with."""
+
+    def generate_trace_id(self) -> int:
+        return int(TRACE, 16)
+
+    def generate_span_id(self) -> int:
+        return int(CLIENT, 16)
+
+
+@contextmanager
+def client_span(receiver: Receiver | None) -> Iterator[dict[str, str]]:
+    """A client's own span and the headers that it sends on; exported if there is a receiver."""
+    provider = TracerProvider(id_generator=OneTrace(), shutdown_on_exit=False)
+    if receiver is not None:
+        exporter = OTLPSpanExporter(endpoint=f"{receiver.url}/v1/traces")
+        provider.add_span_processor(SimpleSpanProcessor(exporter))
+    headers: dict[str, str] = {}
+    with provider.get_tracer("client").start_as_current_span(CLIENT_SPAN):
+        TraceContextTextMapPropagator().inject(headers)
+        yield headers
+    provider.shutdown()
+
+
+def play(server: Server, receiver: Receiver | None = None) -> None:
     """Four documents, then the first again, under a client's span; one server each."""
     for document in range(PLAN.documents):
         ask(server, document, f"cold-{document}")
-    ask(server, 0, TRACED, traceparent=f"00-{TRACE}-{CLIENT}-01")
+    with client_span(receiver) as headers:
+        ask(server, 0, TRACED, **headers)
     server.flush(PLAN.documents + 1)
 
 
@@ -73,7 +104,7 @@ def server(
         },
     ) as running:  # fmt: skip
         check_children_at_start(page(running))
-        play(running)
+        play(running, receiver)
         yield running
 
 
@@ -212,8 +243,11 @@ def test_spans_join_the_clients_trace(server: Server, receiver: Receiver) -> Non
     theirs = receiver.wait(
         lambda: [s for s in receiver.named("llm_request") if s.trace_id == span.trace_id]
     )[0]
-    assert span.trace_id.hex() == theirs.trace_id.hex() == TRACE
-    assert span.parent_span_id.hex() == theirs.parent_span_id.hex() == CLIENT
+    (client,) = receiver.named(CLIENT_SPAN)
+    assert span.trace_id == theirs.trace_id == client.trace_id
+    assert span.parent_span_id == theirs.parent_span_id == client.span_id
+    assert (client.trace_id.hex(), client.span_id.hex()) == (TRACE, CLIENT)
+    assert client.start_time_unix_nano <= span.start_time_unix_nano
     attributes = values(span.attributes)
     assert attributes["gen_ai.request.id"] == values(theirs.attributes)["gen_ai.request.id"]
     record = records.decode_record(attributes.pop(semconv.ATTR_RECORD))

@@ -5,6 +5,7 @@ that must not wait for it have returned.
 """
 
 import contextlib
+import os
 import socket
 import struct
 import threading
@@ -13,6 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 from flights import ids, recorder
+from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from recording import MS, SECOND, Kept, Numbers, engine, layout
 
@@ -35,12 +37,12 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
-def serve(made, count, arrival=time.time):
+def serve(made, count, arrival=time.time, headers=None):
     """What the scheduler thread does for ``count`` requests."""
     keys = [([], 0) for _ in layout().groups]
     for number in range(count):
         request, now = f"r{number}-0123abcd", time.monotonic_ns()
-        made.append((facts.ADDED, now, request, arrival(), 130, None, False, None))
+        made.append((facts.ADDED, now, request, arrival(), 130, headers, False, None))
         made.append((facts.LOOKUP, now, request, now + MS, 0, 130, 0, [], keys, False, None, None))
         made.append((facts.ADMITTED, now, request, 0, None, ()))
         made.append((facts.FINISHED, now, request, "stop", 131, 130, keys))
@@ -169,6 +171,28 @@ def test_an_endpoint_that_accepts_and_never_answers_holds_nobody_up():
         assert not never.is_set()
         assert numbers.counters[semconv.DROPPED_SPANS.name, ()] > 0
         never.set()
+
+
+def test_without_a_receiver_nothing_is_made_started_or_said(caplog, monkeypatch):
+    """No provider of ours, none of anybody else's touched, no thread, no line in the log."""
+    for name in [name for name in os.environ if name.startswith("OTEL_")]:
+        monkeypatch.delenv(name)
+    caplog.set_level(0)
+    before, provider = set(threading.enumerate()), trace.get_tracer_provider()
+    spans = SpanSink.from_settings(engine(), None, {}, None, 64)
+    assert spans is None
+    kept = Kept()
+    made = Recorder(engine(), Numbers(), [kept])
+    made.start()
+    threads = {thread.name for thread in set(threading.enumerate()) - before}
+    assert threads == {"kvlens-drain"}
+    client = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    serve(made, 50, headers={"traceparent": client})
+    made.close()
+    assert len(kept.requests) == 50
+    assert {record.span_id for record in kept.requests} == {""}
+    assert trace.get_tracer_provider() is provider
+    assert caplog.records == []
 
 
 def test_an_endpoint_that_resets_gets_everything_once_it_is_well(monkeypatch):
