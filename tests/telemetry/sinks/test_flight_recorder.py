@@ -1,6 +1,8 @@
 """What is written when, and that a disk can do nothing worse than lose records."""
 
+import contextlib
 import logging
+import os
 import resource
 import shutil
 import threading
@@ -132,6 +134,35 @@ def test_a_folder_that_cannot_be_written_is_retried_until_it_can(tmp_path, caplo
     taken.close()
     assert taken.dropped == 0
     assert lines(caplog) == [f"kvlens: the flight recorder cannot write to {folder}"]
+
+
+@contextlib.contextmanager
+def read_only(folder):
+    """Nobody may write to the folder meanwhile; root would not be stopped by its mode."""
+    folder.chmod(0o555)
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65_534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+
+
+def test_a_read_only_folder_is_told_once_and_written_when_it_can_be(tmp_path, caplog):
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    with read_only(folder):
+        taken = recorder(folder)
+        taken.request(record(0))
+        wait_for(lambda: taken._away)
+        taken.request(record(1))
+    wait_for(lambda: ids(folder) == ["r0", "r1"])
+    taken.close()
+    assert taken.dropped == 0
+    assert lines(caplog) == [f"kvlens: the flight recorder cannot write to {folder}"]
+    assert "Permission denied" in caplog.records[0].getMessage()
 
 
 def test_what_never_reached_the_disk_is_counted_at_the_end(tmp_path):

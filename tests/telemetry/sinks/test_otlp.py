@@ -12,7 +12,7 @@ from recording import Engine, engine
 
 from kvlens.telemetry import semconv
 from kvlens.telemetry.assembler import Assembler
-from kvlens.telemetry.sinks import otlp
+from kvlens.telemetry.sinks import otel_metrics, otlp
 from kvlens.telemetry.sinks.otel_metrics import Both, OtelMetrics
 from kvlens.telemetry.sinks.otlp import OtlpError, Receiver
 from kvlens.telemetry.sinks.prometheus import StatsSink
@@ -143,3 +143,26 @@ def test_a_receiver_that_is_away_costs_one_line(caplog):
     assert len(lines) == 1
     assert "http://receiver does not take metrics" in lines[0]
     assert not [record for record in caplog.records if record.getMessage() == "away"]
+
+
+def test_a_receiver_that_hangs_holds_up_neither_counting_nor_the_end(monkeypatch):
+    monkeypatch.setattr(otel_metrics, "_CLOSE_SECONDS", 0.05)
+    entered, never = threading.Event(), threading.Event()
+
+    class Hanging(Receiving):
+        def export(self, metrics_data, timeout_millis=10_000, **kwargs):
+            entered.set()
+            never.wait()
+            return MetricExportResult.FAILURE
+
+    metrics = OtelMetrics(engine(), Hanging(), "http://receiver", every_seconds=0.01)
+    assert entered.wait(20)
+    for _ in range(1000):
+        metrics.count(semconv.SERVED_TOKENS, 1)
+        metrics.observe(semconv.LOOKUP_SECONDS, 1e-5, trace_id=TRACE)
+    metrics.close()
+    assert metrics._thread.is_alive()
+    assert not never.is_set()
+    never.set()
+    metrics._thread.join(20)
+    assert not metrics._thread.is_alive()
