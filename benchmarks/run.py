@@ -40,11 +40,12 @@ def lookup_table(rows: list[dict[str, Any]]) -> str:
             [
                 row["layout"], f"{row['chunks']:,}", f"{row['stock_us']:,.1f}",
                 f"{added['off']:+.2f}", f"{added['on']:+.2f}", f"{added['on, all spans']:+.2f}",
+                f"{1 + added['on, all spans'] / row['stock_us']:.2f}",
                 f"{row['off_us']:.1f} / {most:.1f}", verdict(holds),
             ]
         )  # fmt: skip
     head = ["layout", "chunks", "stock, µs", "off", "on", "on, all spans",
-            "may add (off / on)", "budget"]  # fmt: skip
+            "all spans / stock", "may add (off / on)", "budget"]  # fmt: skip
     return "Added to one lookup on the scheduler thread, µs:\n\n" + table(head, cells)
 
 

@@ -28,6 +28,10 @@ OTHER = {
     "kvlens.db": "default file of the store",
     "kvlens.theme": "key in the browser's storage",
     "kvlens.name": "another",
+    "kvlens_test_": "prefix of databases that tests make",
+    "kvlens.io": "domain of Kubernetes annotations",
+    "kvlens.service": "unit of systemd",
+    "kv_offload.cpu.manager": "module of vLLM",
 }
 
 
@@ -88,6 +92,19 @@ def test_no_name_is_used_that_is_not_declared():
         text = literals(path) if path.suffix == ".py" else path.read_text(encoding="utf-8")
         if names := unknown(text):
             wrong[str(path.relative_to(ROOT))] = names
+    assert wrong == {}
+
+
+def test_documents_use_declared_names_only():
+    pages = [*ROOT.glob("*.md")]
+    for folder in ("docs", "grafana", "deploy"):
+        pages += (ROOT / folder).rglob("*.md")
+    wrong = {
+        str(page.relative_to(ROOT)): names
+        for page in pages
+        if (names := unknown(page.read_text(encoding="utf-8")))
+    }
+    assert len(pages) > 20
     assert wrong == {}
 
 
