@@ -10,15 +10,13 @@ Exit code 1 if a row is not ok.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cases import arguments, run_all, update
 from run import BEGIN, END, table
 
 from kvlens.connector import versions
@@ -126,32 +124,18 @@ HEAD = [
 ]  # fmt: skip
 
 
-def update(path: Path, results: dict[str, dict[str, Any]]) -> None:
-    page = path.read_text()
-    before, _, rest = page.partition(BEGIN)
-    after = rest.partition(END)[2]
-    path.write_text(f"{before}{BEGIN}\n{table(HEAD, rows(results))}\n{END}{after}")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", help=f"of {', '.join(BY_NAME)}")
+    parser = arguments(BY_NAME)
     parser.add_argument("--conversations", type=int, default=200)
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--update", type=Path)
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(BY_NAME)
-    if unknown := set(names) - set(BY_NAME):
-        parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
-    kept = options.results is not None and options.results.exists()
-    results = json.loads(options.results.read_text()) if kept else {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            results[name] = run(BY_NAME[name], options.conversations, Path(folder))
-            if options.results is not None:
-                options.results.write_text(json.dumps(results, indent=1))
+    names, results = run_all(
+        parser,
+        options,
+        BY_NAME,
+        lambda name, folder: run(BY_NAME[name], options.conversations, folder),
+    )
     if options.update is not None:
-        update(options.update, results)
+        update(options.update, BEGIN, END, table(HEAD, rows(results)))
     print(table(HEAD, rows(results)))
     return int(any(results[name]["status"] != "ok" for name in names))
 

@@ -11,16 +11,14 @@ no earlier word: what a drafter with useless KV gets.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from canary import AFFECTED, NEWEST, python_of
+from cases import arguments, run_all, update
 from prometheus_client.parser import text_string_to_metric_families
 from run import table
 
@@ -127,29 +125,12 @@ HEAD = [
 ]  # fmt: skip
 
 
-def update(path: Path, results: dict[str, dict[str, Any]]) -> None:
-    before, _, rest = path.read_text().partition(BEGIN)
-    path.write_text(f"{before}{BEGIN}\n{table(HEAD, rows(results))}\n{END}{rest.partition(END)[2]}")
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", help=f"of {', '.join(BY_NAME)}")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--update", type=Path)
+    parser = arguments(BY_NAME)
     options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(BY_NAME)
-    if unknown := set(names) - set(BY_NAME):
-        parser.error(f"--only: no such case: {', '.join(sorted(unknown))}")
-    kept = options.results is not None and options.results.exists()
-    results = json.loads(options.results.read_text()) if kept else {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name in names:
-            results[name] = run(BY_NAME[name], Path(folder))
-            if options.results is not None:
-                options.results.write_text(json.dumps(results, indent=1))
+    _, results = run_all(parser, options, BY_NAME, lambda name, folder: run(BY_NAME[name], folder))
     if options.update is not None:
-        update(options.update, results)
+        update(options.update, BEGIN, END, table(HEAD, rows(results)))
     print(table(HEAD, rows(results)))
     return 0
 

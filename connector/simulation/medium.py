@@ -15,7 +15,7 @@ from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from kvlens.connector.simulation.scenario import BackendState, TransferSteps
 
-CAPACITY = "kvlens_capacity_chunks"
+CAPACITY = "simulated_slots"
 """Key in ``kv_connector_extra_config``: chunks that the tier holds."""
 Restriction = Callable[[Iterable[bytes]], list[bytes]]
 """Offload keys in, those that may be offered out."""
