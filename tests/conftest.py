@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
+
+from kvlens.connector import logs
 
 CONNECTOR_TESTS = Path(__file__).parent / "connector"
 
@@ -36,6 +40,16 @@ def _settings_are_left_as_found() -> Iterator[None]:
     before = _settings()
     yield
     assert _settings() == before
+
+
+@pytest.fixture(autouse=True)
+def _logs_stay_ours() -> Iterator[None]:
+    """A connector joins vLLM's log for the whole process; ``caplog`` would see nothing then."""
+    ours = logging.getLogger("kvlens")
+    before = (ours.level, ours.propagate, list(ours.handlers))
+    with mock.patch.object(logs, "join_vllm"):
+        yield
+    assert (ours.level, ours.propagate, list(ours.handlers)) == before
 
 
 def _settings() -> dict[str, str]:
