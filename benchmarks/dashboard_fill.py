@@ -34,6 +34,8 @@ INCIDENTS = 300
 _MODELS = ("model-a", "model-b", "model-c", "model-d")
 _MIX = (("served", 80), ("cold", 15), ("partial", 3), ("lost", 2))
 """Kinds of requests, per cent."""
+_LENGTHS = range(1, 17)
+"""Chunks of a request's prefix; all are as frequent."""
 
 
 def engines(now: float) -> list[EngineInfo]:
@@ -78,13 +80,18 @@ def fill(path: Path, count: int, seed: int = 1) -> None:
 
 
 def _kinds(info: EngineInfo) -> list[tuple[RequestRecord, bytes]]:
-    served, cold = factory.served_record(1, info, chunks=8), factory.cold_record(2, info, chunks=8)
-    lost = factory.lost_record(3, info, chunks=8)
-    partial = msgspec.structs.replace(
-        lost, verdict="partial", served_tokens=lost.servable_tokens // 2,
-        lost_tokens=lost.servable_tokens // 2,
-    )  # fmt: skip
-    return [(record, pack(encode(record))) for record in (served, cold, partial, lost)]
+    """Requests of every kind with every length, in the order of ``_MIX``."""
+    served = [factory.served_record(1, info, chunks=chunks) for chunks in _LENGTHS]
+    cold = [factory.cold_record(2, info, chunks=chunks) for chunks in _LENGTHS]
+    lost = [factory.lost_record(3, info, chunks=chunks) for chunks in _LENGTHS]
+    partial = [
+        msgspec.structs.replace(
+            record, verdict="partial", served_tokens=record.servable_tokens // 2,
+            lost_tokens=record.servable_tokens // 2,
+        )
+        for record in lost
+    ]  # fmt: skip
+    return [(record, pack(encode(record))) for record in (*served, *cold, *partial, *lost)]
 
 
 def _insert(
@@ -97,7 +104,7 @@ def _insert(
 ) -> Counter[tuple[int, int, int]]:
     """Insert the rows; returns how many there are per engine, minute and kind."""
     draw = random.Random(seed)
-    weights = [share for _, share in _MIX]
+    weights = [share for _, share in _MIX for _ in _LENGTHS]
     seen: Counter[tuple[int, int, int]] = Counter()
     rows: list[tuple[object, ...]] = []
     bodies: list[tuple[int, bytes]] = []
@@ -110,7 +117,7 @@ def _insert(
         rows.clear()
         bodies.clear()
 
-    plan = draw.choices(range(len(_MIX)), weights, k=100_000)
+    plan = draw.choices(range(len(weights)), weights, k=100_000)
     for seq in range(1, count + 1):
         engine, kind = draw.randrange(ENGINES), plan[seq % len(plan)]
         record, body = kinds[engine][kind]

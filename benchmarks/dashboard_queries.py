@@ -53,6 +53,10 @@ def queries(idents: list[str], cursors: list[str]) -> dict[str, Draw]:
         "page: incident": lambda d: f"/incidents/{_incident(d)}",
         "page: requests": lambda d: "/requests",
         "page: requests, lost, one engine": lambda d: f"/requests?verdict=lost&engine={_engine(d)}",
+        "page: requests, most lost": lambda d: "/requests?sort=lost",
+        "page: requests, most served, one engine, 6 hours": lambda d: (
+            f"/requests?sort=served&range=6h&engine={_engine(d)}"
+        ),
         "page: compare": lambda d: "/compare",
         "page: cost": lambda d: "/cost",
         "page: cost, 6 hours": lambda d: "/cost?range=6h",
@@ -73,6 +77,16 @@ def queries(idents: list[str], cursors: list[str]) -> dict[str, Draw]:
         "API: requests by tokens lost": lambda d: "/api/v1/requests?min_lost_tokens=4000",
         "API: requests by cause, one model": lambda d: (
             f"/api/v1/requests?cause=drafter_fallback&model=model-{d.choice('abcd')}"
+        ),
+        "API: requests, oldest 100": lambda d: "/api/v1/requests?sort=oldest",
+        "API: requests, most expected, one model": lambda d: (
+            f"/api/v1/requests?sort=expected&model=model-{d.choice('abcd')}"
+        ),
+        "API: requests, most expected, by verdict": lambda d: (
+            f"/api/v1/requests?sort=expected&verdict={d.choice(['lost', 'partial', 'full'])}"
+        ),
+        "API: requests, most lost, by cause, one engine": lambda d: (
+            f"/api/v1/requests?sort=lost&cause=drafter_fallback&engine={_engine(d)}"
         ),
         "API: requests of an incident": lambda d: f"/api/v1/requests?incident={_incident(d)}",
         "API: request": lambda d: f"/api/v1/requests/{d.choice(idents)}",

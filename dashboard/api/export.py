@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Annotated, Final, Literal
 
 import msgspec
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, HTTPException, Query
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from kvlens.dashboard.api.deps import ServicesDep
 from kvlens.dashboard.api.params import MAX_LIMIT, RequestFilter
 from kvlens.dashboard.api.shapes import errors
-from kvlens.dashboard.store.base import RequestQuery, Store
+from kvlens.dashboard.store.base import RequestQuery, Store, TooSlowError
 from kvlens.telemetry.records import RequestRecord
 
 router = APIRouter(prefix="/api/v1", tags=["read"])
@@ -45,9 +46,13 @@ class Export(RequestFilter):
     responses=errors(404),
 )
 def export(params: Annotated[Export, Query()], services: ServicesDep) -> StreamingResponse:
-    """All records that match, newest first."""
+    """All records that match, in the wanted order."""
     query = params.query(services.store, MAX_LIMIT, None)
-    pages = _pages(services.store, query)
+    found = _pages(services.store, query)
+    try:
+        pages = chain([next(found)], found)  # what is wrong is said before the first byte
+    except TooSlowError as error:
+        raise HTTPException(422, f"sort: {error}") from error
     as_csv = params.format == "csv"
     return StreamingResponse(
         _csv(pages) if as_csv else map(msgspec.json.Encoder().encode_lines, pages),
@@ -67,7 +72,7 @@ def _pages(store: Store, query: RequestQuery) -> Iterator[list[RequestRecord]]:
         query = msgspec.structs.replace(query, cursor=page.next_cursor)
 
 
-def _csv(pages: Iterator[list[RequestRecord]]) -> Iterator[str]:
+def _csv(pages: Iterable[list[RequestRecord]]) -> Iterator[str]:
     buffer = io.StringIO()
     writer = csv.writer(buffer)
     writer.writerow(COLUMNS)

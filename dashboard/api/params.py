@@ -9,7 +9,7 @@ from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from kvlens.dashboard.detect.base import Scope
-from kvlens.dashboard.store.base import RequestQuery, Store
+from kvlens.dashboard.store.base import RequestQuery, Sort, Store
 from kvlens.telemetry.semconv import Cause, Verdict
 
 MAX_LIMIT = 1000
@@ -51,6 +51,10 @@ class RequestFilter(_Params):
     model: Text | None = Field(None, description="Model name")
     min_lost_tokens: int = Field(0, ge=0, lt=2**53, description="At least this many tokens lost")
     incident: Text | None = Field(None, description="Requests that an incident is about")
+    sort: Sort = Field(
+        "newest",
+        description="By finish time, or by tokens, most first: then only requests that have any",
+    )
 
     def query(self, store: Store, limit: int, cursor: str | None) -> RequestQuery:
         """Return the store's form; 404 if the incident does not exist."""
@@ -75,6 +79,7 @@ class RequestFilter(_Params):
             min_lost_tokens=max(self.min_lost_tokens, scope.min_lost_tokens),
             min_expected_tokens=scope.min_expected_tokens,
             max_served_tokens=scope.max_served_tokens,
+            sort=self.sort,
             limit=limit,
             cursor=cursor,
         )

@@ -14,7 +14,7 @@ from kvlens.dashboard.api.params import (
     SeriesRange,
 )
 from kvlens.dashboard.api.shapes import JSON, engine_json, errors, incidents_json, point_json
-from kvlens.dashboard.store.base import Page, RequestQuery, Store
+from kvlens.dashboard.store.base import Page, RequestQuery, Store, TooSlowError
 
 router = APIRouter(prefix="/api/v1", tags=["read"], default_response_class=JSON)
 _DAY: Final = 86_400.0
@@ -53,7 +53,7 @@ def incident(ident: str, services: ServicesDep) -> JSON:
     return JSON(incidents_json([found], services.store.handling)[0])
 
 
-@router.get("/requests", summary="Finished requests, newest first", responses=errors(404))
+@router.get("/requests", summary="Finished requests", responses=errors(404))
 def requests(params: Annotated[RequestPage, Query()], services: ServicesDep) -> JSON:
     """One page of whole records; ``next_cursor`` is null on the last."""
     query = params.query(services.store, params.limit, params.cursor)
@@ -94,3 +94,5 @@ def _page(store: Store, query: RequestQuery) -> Page:
         return store.requests(query)
     except ValueError as error:
         raise HTTPException(422, f"cursor: {error}") from error
+    except TooSlowError as error:
+        raise HTTPException(422, f"sort: {error}") from error

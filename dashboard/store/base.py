@@ -8,7 +8,7 @@ everything else may be called from any thread at any time.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -26,6 +26,10 @@ SILENT: Final = "silent"
 
 class StoreError(RuntimeError):
     """The store cannot be opened or written; the message says what to change."""
+
+
+class TooSlowError(RuntimeError):
+    """Finding a page was given up; the message says what to change."""
 
 
 class EngineEvent(NamedTuple):
@@ -155,6 +159,10 @@ class Engine(msgspec.Struct, kw_only=True):
     open_incidents: int
 
 
+Sort = Literal["newest", "oldest", "lost", "served", "expected"]
+"""By finish time, or by tokens, most first: then without those that have none."""
+
+
 class RequestQuery(msgspec.Struct, kw_only=True, frozen=True):
     """Filters, all of which must hold; None = no filter."""
 
@@ -170,12 +178,13 @@ class RequestQuery(msgspec.Struct, kw_only=True, frozen=True):
     min_lost_tokens: int = 0
     min_expected_tokens: int = 0
     max_served_tokens: int | None = None
+    sort: Sort = "newest"
     limit: int = 100
     cursor: str | None = None
 
 
 class Page(NamedTuple):
-    """Requests, newest first, and where the next page starts."""
+    """Requests in the wanted order, and where the next page starts."""
 
     records: list[RequestRecord]
     next_cursor: str | None
@@ -244,7 +253,10 @@ class Store(Protocol):
         """Return the audit log, newest first: entries with a time below ``before``."""
 
     def requests(self, query: RequestQuery) -> Page:
-        """One page; raises ``ValueError`` for a cursor that is not ours."""
+        """One page; raises ``ValueError`` for a cursor that is not ours.
+
+        Raises :class:`TooSlowError` if it would take too long.
+        """
 
     def request(self, ident: str) -> RequestRecord | None:
         """By internal or external id; of several, the newest."""

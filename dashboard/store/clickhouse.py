@@ -30,7 +30,7 @@ from kvlens.dashboard.store.clickhouse_lease import Lease
 from kvlens.dashboard.store.clickhouse_query import bodies, find
 from kvlens.dashboard.store.clickhouse_schema import FLEET, migrate
 from kvlens.dashboard.store.clickhouse_target import Target
-from kvlens.dashboard.store.query import cursor
+from kvlens.dashboard.store.order import ORDERS
 from kvlens.dashboard.store.retention import Limits
 from kvlens.dashboard.store.rollup import EVER, fill, level_of, of_fleet, points
 from kvlens.telemetry.records import EngineInfo, RequestRecord, decode_record
@@ -245,7 +245,8 @@ class ClickHouseStore:
         keys = find(self._http, table, query)
         page = keys[: query.limit]
         records = [decode_record(body) for body in bodies(self._http, table, page)]
-        return Page(records, cursor(*page[-1]) if len(keys) > query.limit and page else None)
+        more = len(keys) > query.limit and page
+        return Page(records, ORDERS[query.sort].cursor(page[-1]) if more else None)
 
     def request(self, ident: str) -> RequestRecord | None:
         """By internal or external id; of several, the newest."""

@@ -1,4 +1,4 @@
-"""SQL for pages of requests in ClickHouse: newest first, along the table's own order.
+"""SQL for pages of requests in ClickHouse; by time they go along the table's own order.
 
 A page is found in the narrow columns and its bodies are fetched afterwards, so that a
 filter never reads a body it drops.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from kvlens.dashboard.store.base import RequestQuery
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
-from kvlens.dashboard.store.query import parse_cursor
+from kvlens.dashboard.store.order import ORDERS, Key, Order
 
 Params = dict[str, str | float]
 
@@ -22,25 +22,22 @@ def row_id(incarnation_id: str, internal_request_id: str) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
-Key = tuple[float, int]
-"""``(finish_time, row_id)``: unique, and the table's order."""
-
-
 def find(http: Http, table: str, query: RequestQuery) -> list[Key]:
     """Keys of one page, one more than the limit if there are more.
 
     Raises ``ValueError`` for a cursor that is not ours.
     """
-    before = None if query.cursor is None else parse_cursor(query.cursor)
+    order = ORDERS[query.sort]
+    after = None if query.cursor is None else order.position(query.cursor)
     conditions, params = _conditions(query)
     keys: list[Key] = []
     while (missing := query.limit + 1 - len(keys)) > 0:
-        rows = _keys(http, table, conditions, params, before, missing)
+        rows = _keys(http, table, order, conditions, params, after, missing)
         # Copies of a row that are not merged yet are neighbours in this order.
         keys += dict.fromkeys(rows)
         if len(rows) < missing:
             break
-        before = rows[-1]
+        after = rows[-1]
     return keys
 
 
@@ -48,39 +45,49 @@ def bodies(http: Http, table: str, keys: Sequence[Key]) -> list[str]:
     """JSON of the records with these keys, in their order."""
     if not keys:
         return []
+    times = [time for *_, time, _ in keys]
     rows = http.query(
         f"SELECT finish_time, row_id, body FROM {table}"
         " WHERE finish_time BETWEEN {first:Float64} AND {last:Float64}"
-        f" AND row_id IN ({', '.join(str(row) for _, row in keys)})",
-        first=keys[-1][0],
-        last=keys[0][0],
+        f" AND row_id IN ({', '.join(str(row) for *_, row in keys)})",
+        first=min(times),
+        last=max(times),
     )
     found = {(float(time), row): body for time, row, body in rows}
-    return [found[key] for key in keys if key in found]
+    return [found[time, row] for *_, time, row in keys if (time, row) in found]
 
 
 def _keys(
     http: Http,
     table: str,
+    order: Order,
     conditions: list[str],
     params: Params,
-    before: Key | None,
+    after: Key | None,
     limit: int,
 ) -> list[Key]:
-    if before is not None:
-        conditions = [
-            *conditions,
-            "finish_time <= {at:Float64}",
-            "(finish_time < {at:Float64} OR row_id < {row:Int64})",
-        ]
-        params = {**params, "at": before[0], "row": before[1]}
+    conditions, params = list(conditions), dict(params)
+    if order.value:
+        conditions.append(f"{order.value} > 0")
+    if after is not None:
+        *value, params["at"], params["row"] = after
+        rest = f"finish_time {order.beyond} {{at:Float64}} OR row_id {order.beyond} {{row:Int64}}"
+        # Said once more for the bare column, whose index skips what lies before.
+        within = f"finish_time {order.beyond}= {{at:Float64}}"
+        if order.value:
+            params["value"] = value[0]
+            conditions.append(f"{order.value} {order.beyond}= {{value:Int64}}")
+            within = f"({order.value} {order.beyond} {{value:Int64}} OR ({within} AND ({rest})))"
+            conditions.append(within)
+        else:
+            conditions += [within, f"({rest})"]
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     rows = http.query(
-        f"SELECT finish_time, row_id FROM {table}{where}"
-        f" ORDER BY finish_time DESC, row_id DESC LIMIT {limit}",
+        f"SELECT {', '.join(order.columns('row_id'))} FROM {table}{where}"
+        f" ORDER BY {order.clause('row_id')} LIMIT {limit}",
         **params,
     )
-    return [(float(time), row) for time, row in rows]
+    return [(*value, float(time), row) for *value, time, row in rows]
 
 
 def _conditions(query: RequestQuery) -> tuple[list[str], Params]:

@@ -134,6 +134,15 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     -- By the dashboard's clock, which no engine can turn back.
     ALTER TABLE engines ADD COLUMN heard_at REAL NOT NULL DEFAULT 0;
     """,
+    """
+    -- For pages sorted by tokens; engine and verdict save most filters a look at the table.
+    CREATE INDEX requests_by_lost_tokens
+        ON requests (lost_tokens, finish_time, engine_no, verdict) WHERE lost_tokens > 0;
+    CREATE INDEX requests_by_served_tokens
+        ON requests (served_tokens, finish_time, engine_no, verdict) WHERE served_tokens > 0;
+    CREATE INDEX requests_by_expected_tokens
+        ON requests (expected_tokens, finish_time, engine_no, verdict) WHERE expected_tokens > 0;
+    """,
 )
 """Script ``n`` takes a file from ``user_version`` n to n + 1; never edited once released."""
 

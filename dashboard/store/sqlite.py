@@ -28,17 +28,23 @@ from kvlens.dashboard.store.base import (
     Page,
     Point,
     RequestQuery,
+    TooSlowError,
     Totals,
     Upkeep,
 )
 from kvlens.dashboard.store.codec import unpack
-from kvlens.dashboard.store.query import cursor, page_sql
+from kvlens.dashboard.store.order import ORDERS
+from kvlens.dashboard.store.query import page_sql
 from kvlens.dashboard.store.retention import Limits, Retention
 from kvlens.dashboard.store.rollup import fill, level_of, points
 from kvlens.dashboard.store.rollup import unpack as unpack_sums
 from kvlens.telemetry.records import RequestRecord, decode_engine, decode_record
 
 _READERS: Final = 8
+_PATIENCE: Final = 5.0
+"""Seconds after which a page is given up."""
+_STEPS: Final = 100_000
+"""Instructions of SQLite's machine between two looks at the clock."""
 _DEFAULT_LIMITS: Final = Limits(30 * 86_400.0, 365 * 86_400.0, 20 << 30)
 _ENGINES: Final = """
 SELECT info, first_seen, last_seen, ended_at, end_reason, counters,
@@ -194,17 +200,18 @@ class SqliteStore:
         return [_action(row) for row in rows]
 
     def requests(self, query: RequestQuery) -> Page:
-        """One page; raises ``ValueError`` for a cursor that is not ours."""
+        """See :meth:`kvlens.dashboard.store.base.Store.requests`."""
         with self._reader() as db:
             engines = _engine_numbers(db, query)
             if engines == []:
                 return Page([], None)
-            rows = db.execute(*page_sql(query, engines)).fetchall()
+            with _at_most(_PATIENCE, db):
+                rows = db.execute(*page_sql(query, engines)).fetchall()
         page = rows[: query.limit]
-        more = len(rows) > query.limit
+        more = len(rows) > query.limit and page
         return Page(
-            [decode_record(unpack(body)) for _, _, body in page],
-            cursor(page[-1][1], page[-1][0]) if more and page else None,
+            [decode_record(unpack(body)) for *_, body in page],
+            ORDERS[query.sort].cursor(page[-1][:-1]) if more else None,
         )
 
     def request(self, ident: str) -> RequestRecord | None:
@@ -245,6 +252,24 @@ class SqliteStore:
             yield reader
         finally:
             self._readers.put(reader)
+
+
+@contextmanager
+def _at_most(seconds: float, db: sqlite3.Connection) -> Iterator[None]:
+    """Give up a query after ``seconds``, so that none holds a reader for minutes."""
+    deadline = time.monotonic() + seconds
+    db.set_progress_handler(lambda: time.monotonic() > deadline, _STEPS)
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if time.monotonic() <= deadline:
+            raise
+        raise TooSlowError(
+            f"too few requests pass these filters to find them in this order within {seconds:g} "
+            "seconds: narrow the time range, drop a filter, or sort by time"
+        ) from error
+    finally:
+        db.set_progress_handler(None, 0)
 
 
 def _action(row: tuple[Any, ...]) -> Action:

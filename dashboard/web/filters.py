@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast, get_args
 from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
 
 from kvlens.dashboard.api.params import Time
-from kvlens.dashboard.store.base import RequestQuery
+from kvlens.dashboard.store.base import RequestQuery, Sort
 from kvlens.dashboard.web.charts import RANGES
 from kvlens.telemetry.semconv import Cause, Verdict
 
 PAGE_SIZE = 50
 ANY_TIME = "all"
+NEWEST = "newest"
 _WHOLE = re.compile("[0-9]{1,15}")
 _TIME: TypeAdapter[float] = TypeAdapter(Time)
-_FIELDS = ("engine", "verdict", "cause", "model", "range", "since", "until", "min_lost", "cursor")
+_FIELDS = (
+    "engine", "verdict", "cause", "model", "range", "since", "until", "min_lost", "sort",
+    "cursor",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Filters:
     since: str = ""
     until: str = ""
     min_lost: str = ""
+    sort: str = NEWEST
     cursor: str = ""
     errors: tuple[str, ...] = field(default=(), compare=False)
 
@@ -49,6 +55,7 @@ class Filters:
             ("verdict", [str(verdict) for verdict in Verdict]),
             ("cause", [str(cause) for cause in Cause]),
             ("range", [ANY_TIME, *RANGES]),
+            ("sort", list(get_args(Sort))),
         ):
             if given[name] and given[name] not in allowed:
                 errors.append(f"{name} is one of {', '.join(allowed)}; got {given[name]!r}")
@@ -57,6 +64,7 @@ class Filters:
             errors.append(f"min_lost is a whole number of tokens; got {given['min_lost']!r}")
             given["min_lost"] = ""
         given["range"] = given["range"] or ANY_TIME
+        given["sort"] = given["sort"] or NEWEST
         for name in ("since", "until"):
             try:
                 _moment(given[name])
@@ -79,6 +87,7 @@ class Filters:
             cause=self.cause or None,
             model=self.model or None,
             min_lost_tokens=int(self.min_lost or 0),
+            sort=cast("Sort", self.sort),
             limit=PAGE_SIZE,
             cursor=self.cursor or None,
         )
@@ -86,13 +95,22 @@ class Filters:
     @property
     def active(self) -> bool:
         """Whether anything narrows the list."""
-        default = Filters(cursor=self.cursor)
-        return self != default
+        return self != Filters(cursor=self.cursor, sort=self.sort)
+
+    @property
+    def cleared(self) -> str:
+        """Address of the whole list in the same order."""
+        return Filters(sort=self.sort).link()
+
+    def sorted_by(self, sort: str) -> str:
+        """Address of the first page of the same requests in another order."""
+        return replace(self, sort=sort).link()
 
     def link(self, cursor: str | None = None) -> str:
         """Address of the same list, from ``cursor`` on."""
         values = {name: getattr(self, name) for name in _FIELDS if name != "cursor"}
         values["range"] = "" if self.range == ANY_TIME else self.range
+        values["sort"] = "" if self.sort == NEWEST else self.sort
         pairs = {name: value for name, value in values.items() if value}
         if cursor:
             pairs["cursor"] = cursor
@@ -105,6 +123,7 @@ class Filters:
             "format": form, "since": query.since, "until": query.until, "engine": query.engine,
             "verdict": self.verdict, "cause": query.cause, "model": query.model,
             "min_lost_tokens": query.min_lost_tokens,
+            "sort": "" if self.sort == NEWEST else self.sort,
         }  # fmt: skip
         given = {name: value for name, value in pairs.items() if value not in (None, "", 0)}
         return f"/api/v1/export?{urlencode(given)}"

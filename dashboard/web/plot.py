@@ -5,6 +5,7 @@ Percentages instead of pixels let one drawing serve every width without script.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -206,7 +207,7 @@ def _marks(strip: Strip) -> Iterable[Mark]:
 def _ticks(tokens: int) -> Iterable[Tick]:
     step = next(
         size
-        for power in range(12)
+        for power in itertools.count()
         for size in (10**power, 2 * 10**power, 5 * 10**power)
         if tokens / size <= 8
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
@@ -11,6 +12,7 @@ from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.detect.base import OPEN
 from kvlens.dashboard.notify.notifier import wording
 from kvlens.dashboard.scrape.scraper import Scraper
+from kvlens.dashboard.store.base import Page, TooSlowError
 from kvlens.dashboard.store.rollup import quantile
 from kvlens.dashboard.web import comparison, views
 from kvlens.dashboard.web.assets import assets, version
@@ -18,6 +20,7 @@ from kvlens.dashboard.web.charts import DEFAULT_RANGE, Window
 from kvlens.dashboard.web.costs import cost_page
 from kvlens.dashboard.web.filters import Filters
 from kvlens.dashboard.web.templating import render
+from kvlens.dashboard.web.words import SORTS
 from kvlens.telemetry.semconv import Cause, Verdict
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
@@ -109,14 +112,19 @@ def cost(services: ServicesDep, request: Request, range: str = DEFAULT_RANGE) ->
 
 @router.get("/requests")
 def requests(services: ServicesDep, request: Request) -> Response:
-    """Finished requests, newest first."""
+    """Finished requests."""
     filters = Filters.parse(request.query_params)
     errors = list(filters.errors)
+    found: Page | None = None
     try:
-        found = services.store.requests(filters.query(time.time()))
-    except ValueError as error:
-        errors.append(f"cursor: {error}")
-        found = services.store.requests(Filters().query(time.time()))
+        try:
+            found = services.store.requests(filters.query(time.time()))
+        except ValueError as error:
+            errors.append(f"cursor: {error}")
+            filters = replace(filters, cursor="")
+            found = services.store.requests(filters.query(time.time()))
+    except TooSlowError as error:
+        errors.append(str(error))
     engines = services.store.engines()
     return render(
         services,
@@ -126,12 +134,13 @@ def requests(services: ServicesDep, request: Request) -> Response:
         page="requests",
         filters=filters,
         errors=errors,
-        records=found.records,
-        next_cursor=found.next_cursor,
+        records=found.records if found else None,
+        next_cursor=found.next_cursor if found else None,
         engines=engines,
         models=sorted({item.info.model for item in engines}),
         verdicts=[str(item) for item in Verdict],
         causes=[str(item) for item in Cause],
+        sorts=SORTS,
     )
 
 

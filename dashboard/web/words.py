@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
+from kvlens.dashboard.store.base import Sort
 from kvlens.dashboard.web.cells import CellState
 from kvlens.telemetry.semconv import Cause, Exit, IncidentKind, Verdict
 
@@ -19,6 +20,14 @@ class Word(NamedTuple):
     help: str
     tone: str = "quiet"
 
+
+SORTS: Final[dict[Sort, str]] = {
+    "newest": "newest first",
+    "oldest": "oldest first",
+    "lost": "most tokens lost first",
+    "served": "most tokens served first",
+    "expected": "most tokens expected first",
+}
 
 VERDICTS: Final[dict[str, Word]] = {
     Verdict.FULL: Word("full", "Everything that could be reused was served.", "good"),
@@ -133,7 +142,7 @@ ENGINES: Final[dict[str, Word]] = {
     "serving": Word("serving", "It reported within the last two minutes.", "good"),
     "losing": Word("losing hits", "An incident of this engine is open.", "bad"),
     "idle": Word("idle", "It has not reported for two minutes: no requests, or no connection."),
-    "gone": Word("gone", "It stopped, or a later start replaced it."),
+    "gone": Word("gone", "It stopped, a later start replaced it, or nothing was heard of it."),
 }
 
 TARGETS: Final[dict[str, Word]] = {

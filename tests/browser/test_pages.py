@@ -48,6 +48,10 @@ def test_pages_fit_and_can_be_read(
         wide = page.evaluate("document.documentElement.scrollWidth")
         assert wide <= width, f"{path} scrolls sideways: {wide} px"
         assert page.evaluate(AUDIT) == [], path
+        for link in page.get_by_role("navigation", name="Main").get_by_role("link").all():
+            box = link.bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= width, f"{path}: {box}"
     context.close()
 
 

@@ -13,6 +13,7 @@ from receiver import eventually
 
 from kvlens.dashboard.serve import running
 from kvlens.dashboard.settings import Settings
+from kvlens.dashboard.store import sqlite
 from kvlens.telemetry.records import RequestRecord, decode_record, encode
 from kvlens.telemetry.semconv import Verdict
 
@@ -167,6 +168,32 @@ def test_export(client: httpx.Client) -> None:
     assert client.get("/api/v1/export", params={"cause": "capacity"}).text == ""
 
 
+def test_sorted(client: httpx.Client) -> None:
+    oldest = get(client, "requests", sort="oldest", limit=2)
+    assert names(oldest) == ["cmpl-0000", "cmpl-0001"]
+    following = get(client, "requests", sort="oldest", limit=2, cursor=oldest["next_cursor"])
+    assert names(following) == ["cmpl-0002", "cmpl-0003"]
+    served = [record.request_id for record in reversed(SERVED)]
+    assert names(get(client, "requests", sort="served")) == served
+    export = client.get("/api/v1/export", params={"sort": "served"}).text.splitlines()
+    assert [decode_record(line).request_id for line in export] == served
+
+
+@pytest.mark.parametrize("path", ["requests", "export"])
+def test_what_takes_too_long_says_what_to_change(
+    client: httpx.Client, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite, "_STEPS", 1)
+    monkeypatch.setattr(sqlite, "_PATIENCE", -1.0)
+    answer = client.get(f"/api/v1/{path}", params={"sort": "lost"})
+    assert answer.status_code == 422
+    assert answer.json()["detail"].startswith("sort: too few requests pass these filters")
+    page = client.get("/requests", params={"sort": "lost", "min_lost": "7"})
+    assert page.status_code == 400
+    assert "The search was given up" in page.text
+    assert 'value="7"' in page.text
+
+
 @pytest.mark.parametrize(
     ("path", "message"),
     [
@@ -180,6 +207,8 @@ def test_export(client: httpx.Client) -> None:
         ("requests?verdit=lost", "verdit: there is no such parameter"),
         ("requests?cursor=next", "cursor: not a cursor of this API"),
         ("requests?engine=", "engine: String should have at least 1 character"),
+        ("requests?sort=biggest", "sort: Input should be 'newest', 'oldest', 'lost'"),
+        ("requests?sort=lost&cursor=0x1p+0_1", "cursor: not a cursor of this API in this sort"),
         ("incidents?state=new", "state: Input should be 'open' or 'closed'"),
         ("series?step=90", "step: Input should be a multiple of 60"),
         ("series?since=2&until=1", "since: is after until"),

@@ -116,6 +116,44 @@ def test_pages_have_no_gaps_and_no_repeats(store: Store, query: dict[str, str]) 
     assert seen == ids(store, limit=100)
 
 
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({"sort": "newest"}, "7 6 5 4 3 2 1 0"),
+        ({"sort": "oldest"}, "0 1 2 3 4 5 6 7"),
+        ({"sort": "oldest", "engine": "inc-a1"}, "0 1 2 3 6 7"),
+        # Equal numbers: newest first. Those without any are not there.
+        ({"sort": "lost"}, "2 7 3 1 0"),
+        ({"sort": "served"}, "5 4"),
+        ({"sort": "expected"}, "2 7 5 4 3 1 0"),
+        ({"sort": "lost", "min_lost_tokens": 1025}, "2 7"),
+        ({"sort": "lost", "until": factory.START + 13}, "2 3 1 0"),
+        ({"sort": "expected", "model": "other"}, "5 4"),
+        ({"sort": "expected", "verdicts": ("full",)}, "5 4"),
+        ({"sort": "expected", "cause": "drafter_fallback", "since": factory.START + 12}, "2 7 3"),
+        ({"sort": "served", "verdicts": ("lost",)}, ""),
+        ({"sort": "lost", "engine": "nobody"}, ""),
+    ],
+)
+@pytest.mark.parametrize("limit", [1, 2, 100])
+def test_orders(store: Store, query: dict[str, object], expected: str, limit: int) -> None:
+    chunks = {2: 4, 7: 3}
+    lost = [factory.lost_record(n, A, chunks=chunks.get(n, 2)) for n in (0, 1, 2, 3, 7)]
+    served = [factory.served_record(n, B) for n in (4, 5)]
+    store.append([batch(A, [*lost, factory.cold_record(6, A)]), batch(B, served)])
+    assert {record.lost_tokens for record in lost} == {1024, 1536, 2048}
+    seen: list[str] = []
+    cursor: str | None = None
+    while True:
+        page = store.requests(RequestQuery(limit=limit, cursor=cursor, **query))  # type: ignore[arg-type]
+        assert len(page.records) <= limit
+        seen += [record.request_id.removeprefix("cmpl-000") for record in page.records]
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert seen == expected.split()
+
+
 def test_no_cursor_after_an_exactly_full_page(store: Store) -> None:
     store.append([batch(A, [factory.cold_record(index, A) for index in range(2)])])
     assert store.requests(RequestQuery(limit=2)).next_cursor is None
@@ -125,6 +163,17 @@ def test_no_cursor_after_an_exactly_full_page(store: Store) -> None:
 def test_foreign_cursors_are_refused(store: Store, cursor: str) -> None:
     with pytest.raises(ValueError, match="not a cursor"):
         store.requests(RequestQuery(cursor=cursor))
+
+
+def test_a_cursor_of_another_order_is_refused(store: Store) -> None:
+    store.append([batch(A, [factory.lost_record(index, A) for index in range(2)])])
+    by_time = store.requests(RequestQuery(limit=1)).next_cursor
+    by_loss = store.requests(RequestQuery(limit=1, sort="lost")).next_cursor
+    assert by_time
+    assert by_loss
+    for sort, cursor in (("lost", by_time), ("newest", by_loss)):
+        with pytest.raises(ValueError, match="in this sort order"):
+            store.requests(RequestQuery(sort=sort, cursor=cursor))  # type: ignore[arg-type]
 
 
 def test_more_engines_than_are_merged(store: Store) -> None:

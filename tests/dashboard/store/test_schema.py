@@ -129,6 +129,12 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (RequestQuery(min_expected_tokens=1, max_served_tokens=0), [1], "anomalous_by_engine"),
         (RequestQuery(), [1], "requests_by_engine"),
         (RequestQuery(verdicts=("lost",)), [1, 2], "anomalous_by_engine"),
+        (RequestQuery(sort="oldest"), None, "requests_by_time"),
+        (RequestQuery(sort="oldest", min_lost_tokens=1), [1, 2], "anomalous_by_engine"),
+        (RequestQuery(sort="lost"), None, "requests_by_lost_tokens"),
+        (RequestQuery(sort="served", since=9.0), [1, 2], "requests_by_served_tokens"),
+        (RequestQuery(sort="expected", cause="capacity"), None, "requests_by_expected_tokens"),
+        (RequestQuery(sort="lost", cursor="7_0x1p+0_1"), None, "requests_by_lost_tokens"),
     ],
 )
 def test_a_page_is_read_in_order_from_an_index(
@@ -139,6 +145,7 @@ def test_a_page_is_read_in_order_from_an_index(
     plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {sql}", params)]
     db.close()
     assert any(f"INDEX {index}" in step for step in plan), plan
-    # Sorting may only happen outside, over at most one page per engine.
+    # Sorting may only happen outside, over at most one page per engine; or of neighbours
+    # with the same number of tokens and the same time ("FOR LAST TERM OF ORDER BY").
     inner = plan[: next(n for n, step in enumerate(plan) if "bodies" in step)]
-    assert not any("TEMP B-TREE" in step for step in inner), plan
+    assert not any("TEMP B-TREE FOR ORDER BY" in step for step in inner), plan

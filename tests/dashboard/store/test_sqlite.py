@@ -7,7 +7,8 @@ from pathlib import Path
 import factory
 import pytest
 
-from kvlens.dashboard.store.base import Batch, Row, StoreError
+from kvlens.dashboard.store import sqlite
+from kvlens.dashboard.store.base import Batch, RequestQuery, Row, StoreError, TooSlowError
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry.records import encode
@@ -27,3 +28,20 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     second = SqliteStore(path)
     assert second.append([batch]).duplicates == 1
     second.close()
+
+
+def test_a_page_that_takes_too_long_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(str(tmp_path / "store.db"))
+    records = [factory.lost_record(n, A) for n in range(200)]
+    store.append([Batch([(A, factory.START)], [], [Row(r, pack(encode(r))) for r in records])])
+    query = RequestQuery(sort="lost", max_served_tokens=-1)
+    monkeypatch.setattr(sqlite, "_STEPS", 100)
+    assert store.requests(query).records == []
+    monkeypatch.setattr(sqlite, "_PATIENCE", -1.0)
+    with pytest.raises(TooSlowError, match="narrow the time range, drop a filter, or sort by"):
+        store.requests(query)
+    monkeypatch.undo()
+    assert len(store.requests(RequestQuery(sort="lost", limit=500)).records) == 200
+    store.close()

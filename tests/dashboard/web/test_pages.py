@@ -222,9 +222,38 @@ def test_filters_narrow_and_pages_follow_the_cursor(filled: httpx.Client) -> Non
 
 
 def test_wrong_filters_are_named(filled: httpx.Client) -> None:
-    html = page(filled, "/requests?verdict=lots&cursor=nonsense", status=400)
+    html = page(filled, "/requests?verdict=lots&sort=size&cursor=nonsense", status=400)
     assert "verdict is one of" in html
-    assert "cursor" in html
+    assert "sort is one of newest, oldest, lost, served, expected; got &#39;size&#39;" in html
+    assert "cursor: not a cursor" in html
+
+
+def test_the_list_can_be_sorted(filled: httpx.Client) -> None:
+    def head(html: str, text: str) -> re.Match[str]:
+        found = re.search(rf'<th [^>]*?(aria-sort="\w+")?><a[^>]*href="([^"]+)">{text}</a>', html)
+        assert found is not None
+        return found
+
+    def link(html: str, text: str) -> str:
+        return head(html, text).group(2).replace("&amp;", "&")
+
+    newest = page(filled, "/requests?engine=inc-a1")
+    assert head(newest, "Finished").group(1) == 'aria-sort="descending"'
+    oldest = page(filled, link(newest, "Finished"))
+    assert head(oldest, "Finished").group(1) == 'aria-sort="ascending"'
+    assert link(oldest, "Finished") == "/requests?engine=inc-a1"
+    by_loss = page(filled, link(oldest, "Lost"))
+    assert head(by_loss, "Lost").group(1) == 'aria-sort="descending"'
+    assert head(by_loss, "Finished").group(1) is None
+    assert '<option value="lost" selected>most tokens lost first</option>' in by_loss
+    assert "those that have none are not listed" in by_loss
+    assert "sort=lost" in re.findall(r'href="(/api/v1/export[^"]+)"', by_loss)[0]
+    lost = [
+        int(text.replace(",", "")) for text in re.findall(r'<td class="r bad">([0-9,]+)', by_loss)
+    ]
+    assert lost
+    assert lost == sorted(lost, reverse=True)
+    assert 'href="/requests?sort=lost">Clear' in by_loss
 
 
 @pytest.mark.parametrize("kind", ["engines", "incidents", "requests"])
