@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 import msgspec
 
+from kvlens.telemetry.environment import PREFIX
 from kvlens.telemetry.sinks.flight_recorder import Mode
 
 SECTION = "kvlens"
-PREFIX = "KVLENS_"
 
 
 class ConfigError(ValueError):

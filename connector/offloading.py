@@ -24,6 +24,7 @@ import kvlens.telemetry
 from kvlens.connector import compat, config, corrections, layout, logs, plugin, prom, worker
 from kvlens.connector.observer import Observer, raise_errors
 from kvlens.connector.scheduler import scheduler_class
+from kvlens.telemetry import environment
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import Correction, EngineInfo
 from kvlens.telemetry.sinks import otlp
@@ -62,6 +63,9 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             super().__init__(vllm_config, role, kv_cache_config)
         if role != KVConnectorRole.SCHEDULER:
             return
+        known = config.ConnectorSettings.__struct_fields__
+        for sentence in environment.misspelt(os.environ, known):
+            logger.warning("kvlens: %s", sentence)
         try:
             self._start(vllm_config, kv_cache_config, planned, spec[0])
         except Exception:

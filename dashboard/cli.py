@@ -249,9 +249,12 @@ def _port(text: str) -> int:
 
 def _serve(options: argparse.Namespace) -> int:
     from kvlens.dashboard import serve
-    from kvlens.dashboard.settings import SettingsError, load_settings
+    from kvlens.dashboard.settings import Settings, SettingsError, load_settings
     from kvlens.dashboard.store.base import StoreError
+    from kvlens.telemetry import environment
 
+    for sentence in environment.misspelt(os.environ, Settings.model_fields):
+        print(f"kvlens serve: {sentence}", file=sys.stderr)
     try:
         settings = load_settings(
             host=options.host,

@@ -24,6 +24,7 @@ from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.notify.settings import NotifySettings
 from kvlens.dashboard.scrape.targets import metrics_url
 from kvlens.dashboard.store import clickhouse_target
+from kvlens.telemetry import environment
 
 MIN_TOKEN_LENGTH: Final = 16
 _MIB: Final = 1024 * 1024
@@ -108,6 +109,14 @@ class Settings(NotifySettings, Thresholds):
     """Link to a trace, e.g. ``https://jaeger.example/trace/{trace_id}``."""
 
     _merged: dict[str, tuple[dict[str, float], Thresholds]] = PrivateAttr(default_factory=dict)
+
+    @field_validator("port", mode="before")
+    @classmethod
+    def _port(cls, value: object) -> object:
+        """Without the address by which Kubernetes tells pods of a Service named ``kvlens``."""
+        if isinstance(value, str) and environment.is_service_link(value):
+            return cls.model_fields["port"].default
+        return value
 
     @field_validator("store")
     @classmethod

@@ -15,17 +15,19 @@ import msgspec
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from kvlens.connector.config import PREFIX, SECTION, ConnectorSettings
+from kvlens.connector.config import SECTION, ConnectorSettings
 from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.notify.settings import NotifySettings
 from kvlens.dashboard.settings import Settings
+from kvlens.telemetry.environment import PREFIX
 
 Row = tuple[str, str, str, str]
 
 _INTRO = f"""\
 # Configuration
 
-A setting that cannot be used is refused at start, by its name and with what is allowed.
+A setting that cannot be used is refused at start, by its name and with what is allowed. A variable
+that is nearly one (`{PREFIX}SCRAPPE`) is named at start and ignored.
 
 ## Connector
 

@@ -100,6 +100,17 @@ def test_an_untested_vllm_is_observed_with_its_own_lookup(untested, build, caplo
     assert line.endswith("it runs with its own lookup, uncorrected and observed")
 
 
+def test_a_mistyped_variable_is_named(untested, build, caplog, monkeypatch):
+    monkeypatch.setenv("KVLENS_OTLP_ENDPIONT", "http://127.0.0.1:8790")
+    build(KVConnectorRole.WORKER)
+    assert "ENDPIONT" not in caplog.text
+    build(KVConnectorRole.SCHEDULER)
+    assert (
+        "kvlens: KVLENS_OTLP_ENDPIONT is no setting and is ignored: did you mean "
+        "KVLENS_OTLP_ENDPOINT?"
+    ) in [record.getMessage() for record in caplog.records]
+
+
 def test_an_untested_vllm_that_no_hook_fits_is_left_alone(monkeypatch, untested, build, caplog):
     lacking(monkeypatch)
     made = build(KVConnectorRole.SCHEDULER)

@@ -45,6 +45,17 @@ def test_a_setting_that_cannot_be_is_named(capsys: pytest.CaptureFixture[str]) -
     assert "read_token" in capsys.readouterr().err
 
 
+def test_a_variable_that_is_nearly_a_setting_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVLENS_SCRAPPE", "http://vllm:8000")
+    assert main(["serve", "--host", "0.0.0.0"]) == 2
+    first = capsys.readouterr().err.splitlines()[0]
+    assert first == (
+        "kvlens serve: KVLENS_SCRAPPE is no setting and is ignored: did you mean KVLENS_SCRAPE?"
+    )
+
+
 def test_a_store_that_cannot_be_opened_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,8 +3,20 @@ from __future__ import annotations
 import pytest
 
 from kvlens.dashboard.settings import Settings, SettingsError, load_settings
+from kvlens.telemetry import environment
 
 TOKEN = "0123456789abcdef"
+SERVICE_LINKS = {
+    "KVLENS_SERVICE_HOST": "10.0.0.7",
+    "KVLENS_SERVICE_PORT": "8790",
+    "KVLENS_SERVICE_PORT_HTTP": "8790",
+    "KVLENS_PORT": "tcp://10.0.0.7:8790",
+    "KVLENS_PORT_8790_TCP": "tcp://10.0.0.7:8790",
+    "KVLENS_PORT_8790_TCP_PROTO": "tcp",
+    "KVLENS_PORT_8790_TCP_PORT": "8790",
+    "KVLENS_PORT_8790_TCP_ADDR": "10.0.0.7",
+}
+"""What Kubernetes puts into every pod beside a Service ``kvlens``."""
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +38,14 @@ def test_environment_and_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (settings.port, settings.host) == (9000, "127.0.0.1")
     assert settings.store == "/var/lib/k.db"
     assert settings.allowed_hosts == ("a.example", "b.example")
+
+
+def test_kubernetes_may_tell_of_a_service_of_this_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in SERVICE_LINKS.items():
+        monkeypatch.setenv(name, value)
+    assert load_settings().port == 8790
+    assert load_settings(port=9000).port == 9000
+    assert environment.misspelt(SERVICE_LINKS, Settings.model_fields) == []
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])

@@ -141,6 +141,7 @@ def test_the_base_lists_what_is_there() -> None:
 
 def test_pods_are_confined() -> None:
     pod = load(BASE / "deployment.yaml")["spec"]["template"]["spec"]
+    assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
     confined = pod["containers"][0]["securityContext"]
     assert confined["readOnlyRootFilesystem"] is True
