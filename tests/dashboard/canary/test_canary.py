@@ -290,5 +290,10 @@ def test_ctrl_c_ends_it_without_a_traceback(
         os.kill(os.getpid(), signal.SIGINT)
         return asked.right()
 
-    assert main(["canary", serve(Behaviour(answer=interrupted)), *SMALL]) == 130
+    # A test run in the background of a script has been told to ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(["canary", serve(Behaviour(answer=interrupted)), *SMALL]) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert "ended before it was done" in capsys.readouterr().err
