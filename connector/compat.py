@@ -198,12 +198,10 @@ def tokens_per_hash(scheduler_config: Any) -> int:
 
 def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:
     """Cap on tokens loadable beyond the local ones, None if there is none."""
-    caps = [
-        cap
-        for cap in (getattr(req_status, "max_load_tokens", None), max_new_tokens)
-        if cap is not None
-    ]
-    return min(caps) if caps else None
+    cap: int | None = getattr(req_status, "max_load_tokens", None)
+    if cap is None or (max_new_tokens is not None and max_new_tokens < cap):
+        return max_new_tokens
+    return cap
 
 
 def retention_interval(scheduler_config: Any) -> int | None:

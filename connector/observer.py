@@ -43,12 +43,8 @@ def contained(
     def guarded(self: Observer, /, *args: P.args, **kwargs: P.kwargs) -> None:
         try:
             method(self, *args, **kwargs)
-        except Exception as error:
-            if raise_errors():
-                raise
-            text = f"{type(error).__name__}: {error}"
-            with contextlib.suppress(Exception):
-                self.sink.append((facts.ERROR, monotonic_ns(), name, text))
+        except Exception as error:  # noqa: BLE001
+            self._contain(name, error)
 
     return guarded
 
@@ -63,6 +59,14 @@ class Observer:
         self._steps: deque[tuple[int, int]] = deque(maxlen=_MAX_STEPS)
         """Steps whose output is awaited: (scheduled at, tokens beyond one per request)."""
         self._step_ended = 0
+
+    def _contain(self, where: str, error: Exception) -> None:
+        """Keep an error of ours away from vLLM: it becomes a fact and is counted."""
+        if raise_errors():
+            raise error
+        with contextlib.suppress(Exception):
+            text = f"{type(error).__name__}: {error}"
+            self.sink.append((facts.ERROR, monotonic_ns(), where, text))
 
     @contained
     def added(self, request: Any, status: Any) -> None:
@@ -81,7 +85,6 @@ class Observer:
             )
         )
 
-    @contained
     def looked_up(
         self,
         start_ns: int,
@@ -93,23 +96,26 @@ class Observer:
         max_new_tokens: int | None,
     ) -> None:
         """A lookup was answered or deferred."""
-        queries, self.queries = self.queries, []
-        self.sink.append(
-            (
-                facts.LOOKUP,
-                start_ns,
-                request.request_id,
-                monotonic_ns(),
-                local_tokens,
-                request.num_tokens,
-                result,
-                [(keys[0], len(keys), hits, window) for keys, hits, window in queries if keys],
-                [(state.offload_keys, len(state.offload_keys)) for state in status.group_states],
-                in_transfer,
-                getattr(status, "partial_tail_boundary", None),
-                compat.load_cap(status, max_new_tokens),
+        # Contained by hand, and no call that can be spared: this is all that lookups wait for.
+        try:
+            self.sink.append(
+                (
+                    facts.LOOKUP,
+                    start_ns,
+                    request.request_id,
+                    monotonic_ns(),
+                    local_tokens,
+                    request.num_tokens,
+                    result,
+                    [(keys[0], len(keys), hits, win) for keys, hits, win in self.queries if keys],
+                    [(g.offload_keys, len(g.offload_keys)) for g in status.group_states],
+                    in_transfer,
+                    getattr(status, "partial_tail_boundary", None),
+                    compat.load_cap(status, max_new_tokens),
+                )
             )
-        )
+        except Exception as error:  # noqa: BLE001
+            self._contain("looked_up", error)
 
     @contained
     def admitted(self, request: Any, external_tokens: int, scheduler: Any) -> None:

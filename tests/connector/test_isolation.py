@@ -67,6 +67,8 @@ def life(scheduler):
 HOOKS = sorted(
     name for name, value in vars(Observer).items() if callable(value) and not name.startswith("_")
 )
+BY_HAND = {"looked_up"}
+"""Contained without the wrapper, whose call lookups need not wait for; broken inside below."""
 NOT_IN_THIS_LIFE = {"failed", "fell_back", "promoted", "tiers"}
 """Errors of ours, the fallback to vLLM's lookup, and what other specs and log stats bring."""
 
@@ -80,7 +82,8 @@ def test_a_hook_that_raises_changes_nothing_and_is_told(monkeypatch, hook):
         broken()
 
     fails.__name__ = hook
-    assert hasattr(getattr(Observer, hook), "__wrapped__"), "every hook is contained"
+    wrapped = hasattr(getattr(Observer, hook), "__wrapped__")
+    assert wrapped or hook in BY_HAND, "every hook is contained"
     monkeypatch.setattr(Observer, hook, observing.contained(fails))
     scheduler.observe(Observer(taken))
     assert life(scheduler) == expected
