@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast, get_args
+from typing import Final, cast
 from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
@@ -18,6 +18,13 @@ from kvlens.telemetry.semconv import Cause, Verdict
 PAGE_SIZE = 50
 ANY_TIME = "all"
 NEWEST = "newest"
+SORTS: Final[dict[Sort, str]] = {
+    "newest": "newest first",
+    "oldest": "oldest first",
+    "lost": "most tokens lost first",
+    "served": "most tokens served first",
+    "expected": "most tokens expected first",
+}
 _WHOLE = re.compile("[0-9]{1,15}")
 _TIME: TypeAdapter[float] = TypeAdapter(Time)
 _FIELDS = (
@@ -55,7 +62,7 @@ class Filters:
             ("verdict", [str(verdict) for verdict in Verdict]),
             ("cause", [str(cause) for cause in Cause]),
             ("range", [ANY_TIME, *RANGES]),
-            ("sort", list(get_args(Sort))),
+            ("sort", list(SORTS)),
         ):
             if given[name] and given[name] not in allowed:
                 errors.append(f"{name} is one of {', '.join(allowed)}; got {given[name]!r}")

@@ -18,9 +18,8 @@ from kvlens.dashboard.web import comparison, views
 from kvlens.dashboard.web.assets import assets, version
 from kvlens.dashboard.web.charts import DEFAULT_RANGE, Window
 from kvlens.dashboard.web.costs import cost_page
-from kvlens.dashboard.web.filters import Filters
+from kvlens.dashboard.web.filters import SORTS, Filters
 from kvlens.dashboard.web.templating import render
-from kvlens.dashboard.web.words import SORTS
 from kvlens.telemetry.semconv import Cause, Verdict
 
 router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)

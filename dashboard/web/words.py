@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kvlens.dashboard.store.base import Sort
 from kvlens.dashboard.web.cells import CellState
 from kvlens.telemetry.semconv import Cause, Exit, IncidentKind, Verdict
 
@@ -20,14 +19,6 @@ class Word(NamedTuple):
     help: str
     tone: str = "quiet"
 
-
-SORTS: Final[dict[Sort, str]] = {
-    "newest": "newest first",
-    "oldest": "oldest first",
-    "lost": "most tokens lost first",
-    "served": "most tokens served first",
-    "expected": "most tokens expected first",
-}
 
 VERDICTS: Final[dict[str, Word]] = {
     Verdict.FULL: Word("full", "Everything that could be reused was served.", "good"),
