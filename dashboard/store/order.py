@@ -33,24 +33,33 @@ class Order(NamedTuple):
         return "<" if self.descending else ">"
 
     def cursor(self, key: Key) -> str:
-        """Opaque position after the row with this key."""
+        """Opaque position after the row with this key; it names the order it belongs to."""
         *value, time, row = key
-        return "_".join([*(str(int(number)) for number in value), float(time).hex(), str(row)])
+        wholes = [str(int(number)) for number in value]
+        return "_".join([*self._name, *wholes, float(time).hex(), str(int(row))])
 
     def position(self, cursor: str) -> Key:
         """Read what :meth:`cursor` made; raises ``ValueError`` for anything else."""
-        *value, time, row = cursor.split("_") if cursor.count("_") else ("", "")
+        given = cursor.split("_")
+        parts = given[len(self._name) :]
         try:
-            if len(value) != (self.value is not None):
-                raise ValueError(cursor)
+            *value, time, row = parts
             wholes = [int(text) for text in (*value, row)]
-            if any(abs(whole) >= _BOUND for whole in wholes):
+            key = (*wholes[:-1], float.fromhex(time), wholes[-1])
+            known = len(value) == (self.value is not None) and self.cursor(key) == cursor
+            if not known or not all(-_BOUND < number < _BOUND for number in key):
                 raise ValueError(cursor)
-            return (*wholes[:-1], float.fromhex(time), wholes[-1])
         except (ValueError, OverflowError) as error:
             raise ValueError(
                 "not a cursor of this API in this sort order: pass next_cursor of a page as it is"
             ) from error
+        return key
+
+    @property
+    def _name(self) -> list[str]:
+        if self.value:
+            return [self.value.removesuffix("_tokens")]
+        return [] if self.descending else ["oldest"]
 
 
 ORDERS: Final[dict[Sort, Order]] = {

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from typing import get_args
 
 import factory
 import msgspec
@@ -12,13 +14,14 @@ import pytest
 
 from kvlens.dashboard.detect.base import Incident, Scope
 from kvlens.dashboard.store.actions import Action, Handling
-from kvlens.dashboard.store.base import Batch, EngineEvent, RequestQuery, Row, Store
+from kvlens.dashboard.store.base import Batch, EngineEvent, RequestQuery, Row, Sort, Store
 from kvlens.dashboard.store.codec import pack
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
 from kvlens.telemetry.semconv import ENGINE_STARTED, ENGINE_STOPPED
 
 A = factory.engine()
 B = factory.engine("node-b:0", "inc-b1", affected=False, model="other")
+AT = (1.0).hex()
 
 
 def batch(info: EngineInfo, records: Sequence[RequestRecord], *events: tuple[str, float]) -> Batch:
@@ -159,7 +162,13 @@ def test_no_cursor_after_an_exactly_full_page(store: Store) -> None:
     assert store.requests(RequestQuery(limit=2)).next_cursor is None
 
 
-@pytest.mark.parametrize("cursor", ["", "x", "0x1p+0", "0x1p+0_", "zz_1", f"0x1p+0_{2**70}"])
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "", "x", "_", "0x1p+0", "0x1p+0_", "zz_1", f"{AT}_{2**70}", "nan_1", "inf_1", "-inf_1",
+        "10_1", f"{AT}_+1", f"{AT}_ 1", f"{AT}_1 ", f"oldest_{AT}_1", f"lost_5_{AT}_1", f"5_{AT}_1",
+    ],
+)  # fmt: skip
 def test_foreign_cursors_are_refused(store: Store, cursor: str) -> None:
     with pytest.raises(ValueError, match="not a cursor"):
         store.requests(RequestQuery(cursor=cursor))
@@ -167,13 +176,19 @@ def test_foreign_cursors_are_refused(store: Store, cursor: str) -> None:
 
 def test_a_cursor_of_another_order_is_refused(store: Store) -> None:
     store.append([batch(A, [factory.lost_record(index, A) for index in range(2)])])
-    by_time = store.requests(RequestQuery(limit=1)).next_cursor
-    by_loss = store.requests(RequestQuery(limit=1, sort="lost")).next_cursor
-    assert by_time
-    assert by_loss
-    for sort, cursor in (("lost", by_time), ("newest", by_loss)):
+    served = [factory.served_record(index, B) for index in range(2, 4)]
+    store.append([batch(B, served)])
+    cursors = {
+        sort: store.requests(RequestQuery(limit=1, sort=sort)).next_cursor
+        for sort in get_args(Sort)
+    }
+    for sort, cursor in itertools.product(cursors, cursors.values()):
+        assert cursor is not None
+        if cursor == cursors[sort]:
+            assert len(store.requests(RequestQuery(sort=sort, cursor=cursor)).records) >= 1
+            continue
         with pytest.raises(ValueError, match="in this sort order"):
-            store.requests(RequestQuery(sort=sort, cursor=cursor))  # type: ignore[arg-type]
+            store.requests(RequestQuery(sort=sort, cursor=cursor))
 
 
 def test_more_engines_than_are_merged(store: Store) -> None:

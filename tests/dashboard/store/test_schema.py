@@ -134,7 +134,11 @@ def test_a_path_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         (RequestQuery(sort="lost"), None, "requests_by_lost_tokens"),
         (RequestQuery(sort="served", since=9.0), [1, 2], "requests_by_served_tokens"),
         (RequestQuery(sort="expected", cause="capacity"), None, "requests_by_expected_tokens"),
-        (RequestQuery(sort="lost", cursor="7_0x1p+0_1"), None, "requests_by_lost_tokens"),
+        (
+            RequestQuery(sort="lost", cursor="lost_7_0x1.0000000000000p+0_1"),
+            None,
+            "requests_by_lost_tokens",
+        ),
     ],
 )
 def test_a_page_is_read_in_order_from_an_index(
