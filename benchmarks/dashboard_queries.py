@@ -14,6 +14,8 @@ import httpx
 from dashboard_fill import ENGINES, INCIDENTS
 from dashboard_process import Watched, quantile
 
+from kvlens.dashboard.store.order import ORDERS
+
 BUDGET_MS = 200.0
 Draw = Callable[[random.Random], str]
 
@@ -112,7 +114,7 @@ def sample(path: Path, count: int = 400) -> tuple[list[str], list[str]]:
         for _ in range(count)
     ]
     db.close()
-    return [row[0] for row in rows], [quote(f"{row[1].hex()}_{row[2]}") for row in rows]
+    return [row[0] for row in rows], [quote(ORDERS["newest"].cursor(row[1:])) for row in rows]
 
 
 def measure(server: Watched, path: Path, repeat: int) -> list[Latency]:
