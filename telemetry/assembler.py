@@ -12,7 +12,7 @@ from kvlens.telemetry.economics import Economics
 from kvlens.telemetry.emission import Emitter
 from kvlens.telemetry.guard import Guard
 from kvlens.telemetry.identities import Identities
-from kvlens.telemetry.records import EngineInfo, Load, Store
+from kvlens.telemetry.records import EngineInfo, Load, Lookup, Store
 from kvlens.telemetry.requests import Answer, OpenRequest
 from kvlens.telemetry.residency import Residency
 from kvlens.telemetry.semconv import DEFERRED_EXITS, Exit
@@ -29,6 +29,8 @@ SETTLE_NS = 60_000_000
 
 class Assembler:
     """Replays facts in order; emits one record per finished request."""
+
+    _emits: type[Emitter] = Emitter
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Assembler:
         self._load_jobs: transfers.Jobs[Load] = transfers.Jobs()
         self._identities = Identities(info.layout, metrics)
         self._economics = Economics(info, metrics)
-        self._emitter = Emitter(
+        self._emitter = self._emits(
             info, metrics, sinks, self._residency, self._wall, sample_rate, self._guard,
             self._identities, self._economics,
         )  # fmt: skip
@@ -136,7 +138,7 @@ class Assembler:
         if request.answer is not None and not request.answer.counted:
             self._not_taken(request, request.answer)
         request.attempts += 1
-        lookup = lookups.read(self._info.layout, fact, request.added, request.attempts, self._wall)
+        lookup = self._read(fact, request)
         request.note(lookup)
         if Exit(lookup.exit) in DEFERRED_EXITS:
             request.signature, request.not_taken = signature, None
@@ -147,12 +149,19 @@ class Assembler:
         request.signature = None
         self._resume(request, fact.time_ns)
         request.answer = Answer(fact, lookup)
+        self._check(fact, lookup)
+        if not request.admitted:
+            self._emitter.weigh(request.answer, request)
+
+    def _read(self, fact: facts.LookedUp, request: OpenRequest) -> Lookup:
+        return lookups.read(self._info.layout, fact, request.added, request.attempts, self._wall)
+
+    def _check(self, fact: facts.LookedUp, lookup: Lookup) -> None:
+        """Hold what was found against what is known to be there."""
         self._identities.lookup(lookup)
         for kv_group, keys in lookups.found_prefixes(self._info.layout, fact):
             if found := self._residency.confirmed(keys):
                 self._identities.found(kv_group, found, self._residency)
-        if not request.admitted:
-            self._emitter.weigh(request.answer, request)
 
     def _deferred(self, request: OpenRequest, how: str) -> None:
         request.deferrals += 1
@@ -335,5 +344,8 @@ class Assembler:
             if request.answer.fact.result:
                 request.answer.lookup.exit = str(Exit.NOT_ADMITTED)
             self._count.answered(request.answer, request.trace_id)
-        accounting.note_computed(self._info, self._residency, request, fact)
+        self._note_computed(request, fact)
         self._finished.append(request)
+
+    def _note_computed(self, request: OpenRequest, fact: facts.Finished) -> None:
+        accounting.note_computed(self._info, self._residency, request, fact)

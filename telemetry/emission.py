@@ -190,10 +190,7 @@ class Emitter:
         if request.unwritten is not None and request.case is not None:
             case = replace(request.case, unwritten=request.unwritten)
             request.judgement = judge_store(case, request.judgement)
-        for kv_group, count in accounting.note_held_back(
-            self._info, self._residency, request
-        ).items():
-            self._count.held_back(kv_group, count)
+        self._note_held_back(request)
         finished_ns = request.finished.time_ns if request.finished else request.added.time_ns
         record = self.record(request, self._wall(finished_ns))
         self._economics.charge(record)
@@ -210,6 +207,11 @@ class Emitter:
                 self._guard(sink.request, record)
         for sink in self._sinks:
             self._guard(self._note_dropped, sink)
+
+    def _note_held_back(self, request: OpenRequest) -> None:
+        held_back = accounting.note_held_back(self._info, self._residency, request)
+        for kv_group, count in held_back.items():
+            self._count.held_back(kv_group, count)
 
     def _numbers(self, record: RequestRecord) -> None:
         self._metrics.count(semconv.REQUESTS, 1, (record.verdict,))
@@ -290,6 +292,9 @@ class Emitter:
             finish_reason=finished.reason if finished else "",
             preemptions=request.preemptions,
             truncated=request.truncated,
+            depth=info.depth,
+            connector=info.connector,
+            failed_tokens=request.failed_tokens,
             dropped=self.dropped_facts + sum(self._dropped.values()),
         )
 

@@ -44,6 +44,8 @@ FALLBACK: Final = 13
 STARTED: Final = 14
 STEP: Final = 15
 TIERS: Final = 16
+RECEIVED: Final = 17
+LOAD_FAILED: Final = 18
 
 
 class Added(NamedTuple):
@@ -218,14 +220,29 @@ class Tiers(NamedTuple):
     """``Mapping[str, int]``: tokens by ``CacheHitSource``."""
 
 
+class Received(NamedTuple):
+    """Workers reported that everything these requests load has arrived (``finished_recving``)."""
+
+    time_ns: int
+    request_ids: Collection[str]
+
+
+class LoadFailed(NamedTuple):
+    """Blocks that a request was to load are invalid (``invalid_block_ids``)."""
+
+    time_ns: int
+    request_id: str
+
+
 Fact = (
     Added | LookedUp | Admitted | Offered | StoreJob | Stored | Loaded | Transferred | Finished
     | Preempted | Reset | ObserverError | Lost | FellBack | Started | Step | Tiers
+    | Received | LoadFailed
 )  # fmt: skip
 
 _TYPES: Final[tuple[Any, ...]] = (
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
-    Preempted, Reset, ObserverError, Lost, FellBack, Started, Step, Tiers,
+    Preempted, Reset, ObserverError, Lost, FellBack, Started, Step, Tiers, Received, LoadFailed,
 )  # fmt: skip
 
 STATE_KINDS: Final = frozenset({OFFERED, STORE_JOB, STORED, RESET})

@@ -17,7 +17,9 @@ from typing import Any
 from kvlens.telemetry import facts
 from kvlens.telemetry.assembler import Assembler
 from kvlens.telemetry.guard import Guard
+from kvlens.telemetry.interface import InterfaceAssembler
 from kvlens.telemetry.records import EngineInfo
+from kvlens.telemetry.semconv import Depth
 from kvlens.telemetry.sinks import MetricSink, RecordSink
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,8 @@ class Recorder:
         self._limit = queue_size
         self._sinks = sinks
         self._guard = Guard(metrics)
-        self._assembler = Assembler(
+        assembler = InterfaceAssembler if info.depth == Depth.INTERFACE else Assembler
+        self._assembler = assembler(
             info, metrics, sinks, sample_rate, wall_offset_ns, guard=self._guard
         )
         self._stop = Event()

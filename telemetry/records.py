@@ -109,6 +109,14 @@ class EngineInfo(Struct):
     """Whether there are tiers below the one that is watched; nobody tells what is in them."""
     hash_seed_fixed: bool = True
     """Whether the same prompt has the same block hashes in every process."""
+    connector: str = "OffloadingConnector"
+    """Name of the connector that is watched, as configured."""
+    depth: str = str(semconv.Depth.GROUPS)
+    """``groups`` or ``interface``: how far into the engine this connector sees."""
+    tested: bool = True
+    """Whether kvlens was tested with this vLLM release."""
+    not_seen: list[str] = []
+    """What is not recorded on this engine, one sentence each, with the symbol that is missing."""
     schema_version: int = semconv.SCHEMA_VERSION
 
 
@@ -262,6 +270,12 @@ class RequestRecord(Struct):
     """Facts, spans and records that this engine had dropped until then."""
     truncated: bool = False
     """Details were dropped to keep the JSON within its limit."""
+    depth: str = str(semconv.Depth.GROUPS)
+    """``groups`` or ``interface``: how far its engine's connector sees."""
+    connector: str = "OffloadingConnector"
+    """The connector that was asked."""
+    failed_tokens: Count = 0
+    """Tokens that were to be loaded and whose load failed: they were computed instead."""
 
     @property
     def eligible_tokens(self) -> int:

@@ -100,6 +100,8 @@ class OpenRequest:
     """Tokens that the GPU cache covered, by vLLM's own account."""
     other_tokens: int = 0
     """Tokens that another connector loaded for it."""
+    failed_tokens: int = 0
+    """Tokens whose load failed."""
     started: int | None = None
     """Tokens behind which the model runner began to compute."""
     started_ns: int | None = None

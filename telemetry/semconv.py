@@ -15,6 +15,7 @@ from kvlens.telemetry.vocabulary import DEFERRED_EXITS as DEFERRED_EXITS
 from kvlens.telemetry.vocabulary import QUIET_VERDICTS as QUIET_VERDICTS
 from kvlens.telemetry.vocabulary import Cause as Cause
 from kvlens.telemetry.vocabulary import Confidence as Confidence
+from kvlens.telemetry.vocabulary import Depth as Depth
 from kvlens.telemetry.vocabulary import Exit as Exit
 from kvlens.telemetry.vocabulary import Fallback as Fallback
 from kvlens.telemetry.vocabulary import GroupKind as GroupKind
@@ -264,11 +265,14 @@ LOOKUP_FALLBACK: Final = Metric(
     "1 while vLLM's own lookup is used instead of the configured one.", "1",
     (LABEL_REASON,), (_closed(Fallback),),
 )  # fmt: skip
+TESTED: Final = "tested"
+UNTESTED: Final = "untested"
+"""Values of the label ``support`` of :data:`INFO`."""
 INFO: Final = Metric(
     "kvlens_info", "gauge", "Versions and configuration of this engine's connector.", "1",
     (
         "version", "vllm_version", "lookup", "corrections", "layout", "drafter_groups",
-        "persistent_tier", "hash_seed",
+        "persistent_tier", "hash_seed", "depth", "support", "connector",
     ),
 )  # fmt: skip
 GROUP_INFO: Final = Metric(

@@ -27,7 +27,7 @@ UNRESOLVED_SECONDS = 1.0
 
 def judge(case: Case) -> Judgement:
     """Judge one request."""
-    said = _did_not_read(case) or _unsafe(case) or _stalled(case) or _by_numbers(case)
+    said = did_not_read(case) or _unsafe(case) or _stalled(case) or _by_numbers(case)
     return judge_store(case, said)
 
 
@@ -43,7 +43,7 @@ def judge_store(case: Case, said: Judgement) -> Judgement:
     return said
 
 
-def _did_not_read(case: Case) -> Judgement | None:
+def did_not_read(case: Case) -> Judgement | None:
     """Requests that asked nothing of the tier, or whose answer was never used."""
     if case.skip_reading or case.exit == Exit.SKIPPED:
         why = "It did not read the prefix cache (skip_reading_prefix_cache, as for prompt_logprobs)"

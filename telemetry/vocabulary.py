@@ -95,6 +95,15 @@ class Confidence(Word):
     GUESS = "guess"
 
 
+class Depth(Word):
+    """How far into an engine its connector sees (design, section 12)."""
+
+    INTERFACE = "interface"
+    """The public connector interface only: no widths, pops, vetoes or causes."""
+    GROUPS = "groups"
+    """vLLM's own search as well, group by group."""
+
+
 class Fallback(Word):
     """Why vLLM's own lookup is used although another one was configured."""
 

@@ -100,4 +100,7 @@ def info_labels(info: EngineInfo) -> Labels:
         ",".join(drafters),
         str(info.persistent_tier).lower(),
         "fixed" if info.hash_seed_fixed else "random",
+        info.depth,
+        semconv.TESTED if info.tested else semconv.UNTESTED,
+        info.connector,
     )
