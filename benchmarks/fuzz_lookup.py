@@ -74,7 +74,7 @@ def run_engine(examples: int, seed: int) -> dict[str, object]:
     import brute_force
     from lookup_cases import make_case
 
-    from kvlens.connector import compat, exact_lookup
+    from kvlens.connector import exact_lookup, support
 
     # Under pytest a failed invariant is an error; so it is here.
     exact_lookup.raise_errors = lambda: True
@@ -90,7 +90,7 @@ def run_engine(examples: int, seed: int) -> dict[str, object]:
         for part, wrong in pool.map(check, batches):
             counts += part
             shown += wrong
-    return {"version": compat.vllm_version(), "counts": counts, "shown": shown[:EXAMPLES_SHOWN]}
+    return {"version": support.vllm_version(), "counts": counts, "shown": shown[:EXAMPLES_SHOWN]}
 
 
 def report(result: dict[str, object]) -> bool:

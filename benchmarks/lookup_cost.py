@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "conne
 
 from scheduling import Group, Request, build, store_all
 
-from kvlens.connector import compat
+from kvlens.connector import support
 from kvlens.connector.observer import Observer
 
 MODES = ("stock", "corrected", "exact")
@@ -90,7 +90,7 @@ def main() -> None:
     options = parser.parse_args()
     logging.disable(logging.WARNING)
     observed = "observed" if options.telemetry else "not observed"
-    print(f"vLLM {compat.vllm_version()}, medians of {options.rounds} lookups, {observed}")
+    print(f"vLLM {support.vllm_version()}, medians of {options.rounds} lookups, {observed}")
     print(f"{'layout':26}{'chunks':>8}{'stock us':>11}{'corrected us':>22}{'exact us':>20}")
     for name, groups in LAYOUTS.items():
         for chunks in CHUNKS:

@@ -22,7 +22,7 @@ from kvlens.connector import compat, layout
 from kvlens.connector.boundary import HIT, Keys, Rules, Search, UnconfirmedError
 from kvlens.connector.config import ConnectorSettings, LookupMode
 from kvlens.connector.fallback import StockFallback
-from kvlens.connector.observer import raise_errors
+from kvlens.connector.observer import load_cap, raise_errors
 from kvlens.connector.partial_tail import PartialTails
 from kvlens.telemetry.facts import group_of
 
@@ -161,7 +161,7 @@ class BoundaryLookup:
         if local % self._step:
             return 0  # a block that is only partly computed can be neither kept nor loaded
         search = self._search(status)
-        cap = compat.load_cap(status, max_new_tokens)
+        cap = load_cap(status, max_new_tokens)
         boundary = search.largest(cap)
         self._record(search, boundary, status)
         tail = None

@@ -19,7 +19,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
-from kvlens.connector import compat
+from kvlens.connector import engine_facts
 
 
 class HostMemoryWorker(OffloadingWorker):
@@ -134,6 +134,6 @@ class HostMemoryOffloadingSpec(CPUOffloadingSpec):
         if current_platform.is_cuda_alike() or current_platform.is_xpu():
             return super().get_worker(kv_caches)
         if self._host_worker is None:
-            slots = compat.capacity_chunks(self) or 0
+            slots = engine_facts.capacity_chunks(self) or 0
             self._host_worker = HostMemoryWorker(kv_caches, self.blocks_per_chunk, slots)
         return self._host_worker

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kvlens.connector import compat
+from kvlens.connector import engine_facts
 from kvlens.connector.host_memory import HostMemoryWorker
 
 
@@ -61,7 +61,7 @@ class HostMemoryTieringSpec(TieringOffloadingSpec):
                     "HostMemoryTieringSpec copies whole pages: leave canonical_layout out of "
                     "kv_connector_extra_config"
                 )
-            slots = compat.capacity_chunks(self) or 0
+            slots = engine_facts.capacity_chunks(self) or 0
             # By position: chunks were called blocks until 0.29.
             region = SharedOffloadRegion(
                 self._engine_id,

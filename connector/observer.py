@@ -11,19 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic_ns
-from typing import Any, Concatenate, ParamSpec, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from kvlens.connector import compat
+from vllm.v1.request import RequestStatus
+
 from kvlens.telemetry import facts
 from kvlens.telemetry.costs import MIN_TOKENS as PREFILL_TOKENS
 from kvlens.telemetry.guard import raise_errors as raise_errors
 
 P = ParamSpec("P")
+Hook = TypeVar("Hook", bound="Observer")
 _MAX_STEPS = 64
 """Steps in flight; more than a pipeline holds, in case an output never comes."""
+_KEEPS_RESIDENCY = frozenset({"offered", "promoted", "scheduled", "stored", "reset"})
+"""Hooks without which the map of the offload tier is wrong."""
 
 
 class Sink(Protocol):
@@ -34,13 +39,15 @@ class Sink(Protocol):
 
 
 def contained(
-    method: Callable[Concatenate[Observer, P], None],
-) -> Callable[Concatenate[Observer, P], None]:
-    """Keep any error of ours away from vLLM; it becomes a fact and is counted."""
+    method: Callable[Concatenate[Hook, P], None],
+) -> Callable[Concatenate[Hook, P], None]:
+    """Keep any error of ours away from vLLM: it is told once, and the hook is off from then on."""
     name = method.__name__
 
     @functools.wraps(method)
-    def guarded(self: Observer, /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def guarded(self: Hook, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        if name in self.off:
+            return
         try:
             method(self, *args, **kwargs)
         except Exception as error:  # noqa: BLE001
@@ -56,17 +63,32 @@ class Observer:
         self.sink = sink
         self.queries: list[tuple[Sequence[bytes], int | None, int | None]] = []
         """Queries of the lookup that runs now, (keys, hits, window); the innermost hooks add."""
+        self.off: set[str] = set()
+        """Hooks that raised: they are left out for the rest of the process."""
         self._steps: deque[tuple[int, int]] = deque(maxlen=_MAX_STEPS)
         """Steps whose output is awaited: (scheduled at, tokens beyond one per request)."""
         self._step_ended = 0
 
     def _contain(self, where: str, error: Exception) -> None:
-        """Keep an error of ours away from vLLM: it becomes a fact and is counted."""
+        """Keep an error of ours away from vLLM: it becomes a fact, and the hook is off."""
         if raise_errors():
             raise error
+        self.off.add(where)
         with contextlib.suppress(Exception):
-            text = f"{type(error).__name__}: {error}"
-            self.sink.append((facts.ERROR, monotonic_ns(), where, text))
+            text = f"{type(error).__name__}: {error}; this hook is off until the engine restarts"
+            self.sink.append((facts.ERROR, time.monotonic_ns(), where, text))
+            if where in _KEEPS_RESIDENCY:  # from here on nobody knows what is stored
+                self.sink.append((facts.LOST, time.monotonic_ns(), 0, True))
+
+    def status(self, scheduler: Any, request: Any) -> Any:
+        """vLLM's own state of a request; None if it has none, or has it elsewhere."""
+        if "status" in self.off:
+            return None
+        try:
+            return scheduler._req_status.get(request.request_id)
+        except Exception as error:  # noqa: BLE001
+            self._contain("status", error)
+            return None
 
     @contained
     def added(self, request: Any, status: Any) -> None:
@@ -85,6 +107,25 @@ class Observer:
             )
         )
 
+    def asked(self, args: Any, kwargs: Any, hits: int | None) -> None:
+        """A group that needs everything from the start was asked for ``args[0]``."""
+        # Contained by hand, as all that lookups wait for.
+        if "asked" not in self.off:
+            try:
+                self.queries.append((args[0] if args else kwargs["keys"], hits, None))
+            except Exception as error:  # noqa: BLE001
+                self._contain("asked", error)
+
+    def asked_window(self, args: Any, kwargs: Any, hits: int | None) -> None:
+        """A windowed group was asked for ``args[0]``, as many in a row as ``args[1]``."""
+        if "asked_window" not in self.off:
+            try:
+                keys = args[0] if args else kwargs["keys"]
+                window = args[1] if len(args) > 1 else kwargs["sliding_window_size"]
+                self.queries.append((keys, hits, window))
+            except Exception as error:  # noqa: BLE001
+                self._contain("asked_window", error)
+
     def looked_up(
         self,
         start_ns: int,
@@ -97,6 +138,8 @@ class Observer:
     ) -> None:
         """A lookup was answered or deferred."""
         # Contained by hand, and no call that can be spared: this is all that lookups wait for.
+        if status is None or "looked_up" in self.off:
+            return
         try:
             self.sink.append(
                 (
@@ -111,7 +154,7 @@ class Observer:
                     [(g.offload_keys, len(g.offload_keys)) for g in status.group_states],
                     in_transfer,
                     getattr(status, "partial_tail_boundary", None),
-                    compat.load_cap(status, max_new_tokens),
+                    load_cap(status, max_new_tokens),
                 )
             )
         except Exception as error:  # noqa: BLE001
@@ -136,7 +179,7 @@ class Observer:
                 job_id,
                 keys,
                 synchronous,
-                *_own_account(request, external_tokens),
+                *own_account(request, external_tokens),
             )
         )
 
@@ -150,7 +193,7 @@ class Observer:
         )
 
     @contained
-    def promoted(self, keys: facts.Keys, output: Any) -> None:
+    def promoted(self, keys: facts.Keys, _req_context: Any, output: Any) -> None:
         """Keys were to be brought up from a lower tier; no request stores them."""
         accepted = None if output is None else output.keys_to_store
         evicted = () if output is None else output.evicted_keys
@@ -175,6 +218,10 @@ class Observer:
                 status = scheduler._jobs.get(job_id)
                 if status is not None:
                     self.sink.append((facts.STORE_JOB, now, job.req_id, job_id, status.keys))
+        self.note_step(scheduler_output)
+
+    def note_step(self, scheduler_output: Any) -> None:
+        """What a step's output tells of requests: preempted, started, tokens computed."""
         preempted = scheduler_output.preempted_req_ids
         if preempted:
             self.sink.append((facts.PREEMPTED, monotonic_ns(), tuple(preempted)))
@@ -216,10 +263,9 @@ class Observer:
                 self.sink.append((facts.ERROR, monotonic_ns(), "worker", what))
 
     @contained
-    def finished(self, request: Any, status: Any, aborted: bool) -> None:
+    def finished(self, request: Any, status: Any) -> None:
         """A request ended; its blocks are still there."""
-        prompt, tokens = request.num_prompt_tokens, request.num_tokens
-        computed = request.num_computed_tokens if aborted else max(prompt, tokens - 1)
+        tokens, computed = request.num_tokens, computed_tokens(request)
         self.sink.append(
             (
                 facts.FINISHED,
@@ -227,14 +273,14 @@ class Observer:
                 request.request_id,
                 str(request.get_finished_reason() or ""),
                 tokens,
-                min(computed, tokens),
+                computed,
                 [(state.offload_keys, len(state.offload_keys)) for state in status.group_states],
             )
         )
 
     @contained
     def failed(self, where: str, error: Exception) -> None:
-        """An error of ours was contained; the engine goes on without the part that failed."""
+        """An error of ours was contained elsewhere; the engine goes on without what failed."""
         text = f"{type(error).__name__}: {error}"
         self.sink.append((facts.ERROR, monotonic_ns(), where, text))
 
@@ -249,7 +295,22 @@ class Observer:
         self.sink.append((facts.RESET, monotonic_ns()))
 
 
-def _own_account(request: Any, external_tokens: int) -> tuple[int | None, int]:
+def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:
+    """Cap on tokens loadable beyond the local ones, None if there is none."""
+    cap: int | None = getattr(req_status, "max_load_tokens", None)
+    if cap is None or (max_new_tokens is not None and max_new_tokens < cap):
+        return max_new_tokens
+    return cap
+
+
+def computed_tokens(request: Any) -> int:
+    """Tokens of an ended request whose KV data is final: never the last sampled one."""
+    if request.status is RequestStatus.FINISHED_ABORTED:
+        return int(min(request.num_computed_tokens, request.num_tokens))
+    return int(min(max(request.num_prompt_tokens, request.num_tokens - 1), request.num_tokens))
+
+
+def own_account(request: Any, external_tokens: int) -> tuple[int | None, int]:
     """vLLM's own count of local tokens, and of those that another connector loads."""
     stats = getattr(request, "prefill_stats", None)
     if stats is None or not stats.num_prompt_tokens or request.num_preemptions:

@@ -16,14 +16,16 @@ from __future__ import annotations
 from time import monotonic_ns
 from typing import Any
 
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
-from vllm.v1.request import RequestStatus
 
-from kvlens.connector import corrections, exact_lookup
+from kvlens.connector import corrections, exact_lookup, managers
 from kvlens.connector.config import ConnectorSettings, LookupMode
 from kvlens.connector.observer import Observer
+from kvlens.connector.support import Support
+from kvlens.connector.symbols import Part
 from kvlens.telemetry.records import Correction
 
 
@@ -34,22 +36,18 @@ class QueryHooks(OffloadingConnectorScheduler):
     prefix_scans: list[tuple[Any, int | None]] | None = None
     """Keys and hits of full-attention queries, for a search that goes on from there."""
 
-    def _maximal_prefix_lookup(self, keys: Any, *args: Any, **kwargs: Any) -> int | None:
-        hits: int | None = super()._maximal_prefix_lookup(keys, *args, **kwargs)
+    def _maximal_prefix_lookup(self, *args: Any, **kwargs: Any) -> int | None:
+        hits: int | None = super()._maximal_prefix_lookup(*args, **kwargs)
         if self.observer is not None:
-            self.observer.queries.append((keys, hits, None))
+            self.observer.asked(args, kwargs, hits)
         if self.prefix_scans is not None:
-            self.prefix_scans.append((keys, hits))
+            self.prefix_scans.append((args[0] if args else kwargs["keys"], hits))
         return hits
 
-    def _sliding_window_lookup(
-        self, keys: Any, sliding_window_size: int, *args: Any, **kwargs: Any
-    ) -> int | None:
-        hits: int | None = super()._sliding_window_lookup(
-            keys, sliding_window_size, *args, **kwargs
-        )
+    def _sliding_window_lookup(self, *args: Any, **kwargs: Any) -> int | None:
+        hits: int | None = super()._sliding_window_lookup(*args, **kwargs)
         if self.observer is not None:
-            self.observer.queries.append((keys, hits, sliding_window_size))
+            self.observer.asked_window(args, kwargs, hits)
         return hits
 
 
@@ -59,7 +57,7 @@ def _request_hooks(base: type[Any]) -> type[Any]:
 
         def observe(self, observer: Observer) -> None:
             """Start observing: from here on facts are appended."""
-            _wrap_manager(self.manager, observer)
+            managers.watch(self.manager, observer)
             self.observer = observer
             lookup: exact_lookup.BoundaryLookup | None = getattr(self, "boundary_lookup", None)
             if lookup is not None:
@@ -68,7 +66,7 @@ def _request_hooks(base: type[Any]) -> type[Any]:
         def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
             super().on_new_request(request, *args, **kwargs)
             if self.observer is not None:
-                self.observer.added(request, self._req_status.get(request.request_id))
+                self.observer.added(request, self.observer.status(self, request))
 
         def get_num_new_matched_tokens(
             self, request: Any, num_computed_tokens: int, *args: Any, **kwargs: Any
@@ -80,7 +78,7 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                     request, num_computed_tokens, *args, **kwargs
                 )
                 return answer
-            status = self._req_status.get(request.request_id)
+            status = observer.status(self, request)
             in_transfer = bool(getattr(status, "transfer_jobs", None))
             observer.queries = []
             start = monotonic_ns()
@@ -106,34 +104,35 @@ def _request_hooks(base: type[Any]) -> type[Any]:
             if self.observer is not None:
                 self.observer.admitted(request, num_external_tokens, self)
 
-        def build_connector_meta(self, scheduler_output: Any) -> Any:
-            meta = super().build_connector_meta(scheduler_output)
+        def build_connector_meta(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            meta = super().build_connector_meta(scheduler_output, *args, **kwargs)
             if self.observer is not None:
                 self.observer.scheduled(meta, scheduler_output, self)
             return meta
 
-        def update_connector_output(self, connector_output: Any) -> None:
+        def update_connector_output(self, connector_output: Any, *args: Any, **kwargs: Any) -> None:
             if self.observer is not None:
                 self.observer.stepped()
                 self.observer.transferred(connector_output)
-            super().update_connector_output(connector_output)
+            super().update_connector_output(connector_output, *args, **kwargs)
 
         def request_finished(
             self, request: Any, *args: Any, **kwargs: Any
         ) -> tuple[bool, dict[str, Any] | None]:
-            status = self._req_status.get(request.request_id)
+            status = self.observer.status(self, request) if self.observer is not None else None
             answer: tuple[bool, dict[str, Any] | None] = super().request_finished(
                 request, *args, **kwargs
             )
             if self.observer is not None and status is not None:
-                aborted = request.status is RequestStatus.FINISHED_ABORTED
-                self.observer.finished(request, status, aborted)
+                self.observer.finished(request, status)
             return answer
 
         if hasattr(base, "get_external_cache_hit_sources"):
 
-            def get_external_cache_hit_sources(self, request: Any, *args: Any) -> Any:
-                tokens = super().get_external_cache_hit_sources(request, *args)
+            def get_external_cache_hit_sources(
+                self, request: Any, *args: Any, **kwargs: Any
+            ) -> Any:
+                tokens = super().get_external_cache_hit_sources(request, *args, **kwargs)
                 if self.observer is not None:
                     self.observer.tiers(request, tokens)
                 return tokens
@@ -141,61 +140,29 @@ def _request_hooks(base: type[Any]) -> type[Any]:
     return RequestHooks
 
 
-def _wrap_manager(manager: Any, observer: Observer) -> None:
-    """See what the manager takes, refuses, evicts and completes.
-
-    Wraps the primary tier of a tiered manager, which is where chunks that can
-    be loaded live, and the aliases under which that manager itself writes to it.
-    Only methods that are called anyway are wrapped. From 0.33 on every call is made
-    with the manager's lock held, so facts keep the order in which they came true.
-    """
-    primary = getattr(manager, "primary_tier", manager)
-    prepare_store, complete_store = primary.prepare_store, primary.complete_store
-    complete_load, reset_cache = primary.complete_load, primary.reset_cache
-
-    def prepare(keys: Any, req_context: Any, *args: Any, **kwargs: Any) -> Any:
-        output = prepare_store(keys, req_context, *args, **kwargs)
-        observer.offered(keys, req_context, output)
-        return output
-
-    def promote(keys: Any, req_context: Any, *args: Any, **kwargs: Any) -> Any:
-        output = prepare_store(keys, req_context, *args, **kwargs)
-        observer.promoted(keys, output)
-        return output
-
-    def complete(keys: Any, req_context: Any, success: bool = True) -> None:
-        complete_store(keys, req_context, success)
-        observer.stored(keys, success)
-
-    def loaded(keys: Any, req_context: Any) -> None:
-        complete_load(keys, req_context)
-        observer.loaded(keys)
-
-    def reset() -> None:
-        reset_cache()
-        observer.reset()
-
-    primary.prepare_store, primary.complete_store = prepare, complete
-    primary.complete_load, primary.reset_cache = loaded, reset
-    if hasattr(primary, "prepare_write"):
-        primary.prepare_write, primary.complete_write = promote, complete
-
-
 def scheduler_class(
-    planned: list[Correction], settings: ConnectorSettings | None = None
+    planned: list[Correction],
+    settings: ConnectorSettings | None = None,
+    support: Support | None = None,
 ) -> type[Any]:
     """The scheduler class for this engine: active corrections and the configured lookup.
+
+    Where ``support`` says that vLLM lacks what lookups of ours need, vLLM's own answers.
 
     With telemetry off it has no hooks, since even hooks that have nothing to tell
     would cost a microsecond per lookup; an instance takes them on if it is
     observed all the same.
     """
     settings = settings or ConnectorSettings()
+    if support is not None and Part.LOOKUP in support.lost:
+        settings = msgspec.structs.replace(settings, lookup=LookupMode.STOCK)
 
     def configured(innermost: type[Any]) -> type[Any]:
         return exact_lookup.apply(corrections.apply(innermost, planned), settings)
 
+    mode = settings.lookup.value
     observed = _request_hooks(configured(QueryHooks))
+    observed.lookup_mode = mode
     if settings.telemetry:
         return observed
     # A search of kvlens' own goes on from what the query hooks note.
@@ -206,6 +173,7 @@ def scheduler_class(
         """Corrections and lookup, without hooks."""
 
         observer: Observer | None = None
+        lookup_mode: str = mode
 
         def observe(self, observer: Observer) -> None:
             """Take on the hooks: from here on facts are appended."""

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from kvlens.connector import compat, corrections
+from kvlens.connector import compat, corrections, support
 from kvlens.connector.config import ConnectorSettings
 from kvlens.connector.corrections import pop_widening
 
@@ -32,7 +32,7 @@ def survey() -> dict[str, Any]:
     """``{"version", "corrections": {name: state}, "traits": {name: bool}}``."""
     planned = corrections.plan(ConnectorSettings())
     return {
-        "version": compat.vllm_version(),
+        "version": support.vllm_version(),
         "corrections": {item.name: item.state for item in planned},
         "traits": {name: has() for name, has in TRAITS.items()},
     }

@@ -118,9 +118,7 @@ class InterfaceAssembler(Assembler):
         request = self._open.get(fact.request_id)
         if request is None or fact.job_id is None:
             return
-        load = Load(
-            job_id=fact.job_id, time=self._wall(fact.time_ns), synchronous=fact.synchronous
-        )
+        load = Load(job_id=fact.job_id, time=self._wall(fact.time_ns), synchronous=fact.synchronous)
         request.loads.append(load)
         self._loading[fact.request_id] = load
 

@@ -14,9 +14,7 @@ from kvlens.telemetry.semconv import Confidence, Verdict
 from kvlens.telemetry.verdict import STALL_SECONDS, UNRESOLVED_SECONDS, did_not_read
 
 
-def judge(
-    case: Case, connector: str, unit: int, evicted: int = 0, failed: int = 0
-) -> Judgement:
+def judge(case: Case, connector: str, unit: int, evicted: int = 0, failed: int = 0) -> Judgement:
     """Judge one request.
 
     Args:

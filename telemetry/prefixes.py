@@ -119,7 +119,10 @@ class KnownPrefixes:
         if not hashes:
             return None
         for size in range(self._finest, 0, -1):
-            if self._finest % size == 0 and hashes in (num_tokens // size, (num_tokens - 1) // size):
+            if self._finest % size == 0 and hashes in (
+                num_tokens // size,
+                (num_tokens - 1) // size,
+            ):
                 if hashes >= _SURE_HASHES:
                     self._tokens_per_hash = size
                 return size

@@ -23,6 +23,7 @@ from kvlens.connector.corrections import (
     reachable_window,
     token_watermark,
 )
+from kvlens.connector.support import Support
 from kvlens.telemetry.records import Correction
 
 ALL: tuple[ModuleType, ...] = (
@@ -35,8 +36,12 @@ ALL: tuple[ModuleType, ...] = (
 )
 
 
-def plan(settings: ConnectorSettings) -> list[Correction]:
-    """Decide for each correction whether it is applied, and why."""
+def plan(settings: ConnectorSettings, support: Support | None = None) -> list[Correction]:
+    """Decide for each correction whether it is applied, and why.
+
+    ``support`` tells which private names are missing; by default none is.
+    """
+    lost = {part.correction for part in support.lost} if support is not None else set()
     names = [module.NAME for module in ALL]
     wanted = settings.corrections
     if isinstance(wanted, list) and (unknown := sorted(set(wanted) - set(names))):
@@ -50,6 +55,8 @@ def plan(settings: ConnectorSettings) -> list[Correction]:
             state, reason = "off", "lookup is stock"
         elif wanted == "none" or (isinstance(wanted, list) and module.NAME not in wanted):
             state, reason = "off", "switched off by the setting corrections"
+        elif module.NAME in lost:
+            state, reason = "unknown", "this vLLM lacks a name that it needs"
         else:
             state, reason = _probe(module)
         planned.append(Correction(name=module.NAME, state=state, reason=reason))

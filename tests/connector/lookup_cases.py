@@ -21,10 +21,10 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvlens.connector import compat
+from kvlens.connector import compat, support
 from kvlens.telemetry.records import GroupLayout, Layout
 
-STATES = ["align"] if Version(compat.vllm_version()) >= Version("0.32") else ["align", "all"]
+STATES = ["align"] if Version(support.vllm_version()) >= Version("0.32") else ["align", "all"]
 """Recurrent cache modes that this vLLM has."""
 KINDS = ["full_attention", "full_attention", "sliding_window", "mamba", "mamba"] + (
     ["chunked_local"] if compat.offloads_chunked_local() else []

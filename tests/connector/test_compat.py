@@ -1,4 +1,4 @@
-"""What is done with which vLLM: the tested range, and what lies outside it."""
+"""What is done with which vLLM: refused, observed or corrected, and how deep."""
 
 import logging
 import sys
@@ -8,72 +8,118 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from packaging.version import Version
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 
 from kvlens import connector
-from kvlens.connector import compat, offloading, versions
-from kvlens.connector.config import LookupMode
+from kvlens.connector import corrections, describe, offloading, support, symbols, versions
+from kvlens.connector.config import ConnectorSettings
+from kvlens.connector.symbols import Part, Symbol
+from kvlens.telemetry.semconv import Depth
 
-OUTSIDE = ["0.11.0", "0.27.0", "1.4.0", "unknown"]
+TOO_OLD = ["0.11.0", "0.26.1", "0.27.0"]
+NEWER = ["0.99.0", "1.4.0", "unknown", "0.1.dev1+g0123456"]
 LAST = versions.SUPPORTED[-1].version
+SCHEDULER = (
+    "vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler:OffloadingConnectorScheduler"
+)
 
 
-def test_this_vllm_has_all_that_is_overridden():
-    assert compat.missing_surface() == []
-    assert compat.require_supported() == compat.Support()
-
-
-def test_a_minor_release_after_the_last_is_refused(monkeypatch):
-    major, minor, _ = LAST.split(".")
-    monkeypatch.setattr(compat, "vllm_version", lambda: f"{major}.{int(minor) + 1}.0")
-    monkeypatch.delenv(compat.OVERRIDE_ENV, raising=False)
-    with pytest.raises(compat.UnsupportedVLLMError, match="is outside the range"):
-        compat.require_supported()
+def test_this_vllm_has_all_that_is_needed():
+    found = support.find()
+    assert (found.tested, found.depth, found.lost) == (True, Depth.GROUPS, frozenset())
+    assert found.not_seen == []
 
 
 def test_this_vllm_is_one_of_the_list():
-    assert compat.vllm_version() in [engine.version for engine in versions.SUPPORTED]
+    assert support.vllm_version() in [engine.version for engine in versions.SUPPORTED]
 
 
-@pytest.mark.parametrize("version", OUTSIDE)
-def test_a_version_outside_the_range_is_refused(monkeypatch, version):
-    monkeypatch.setattr(compat, "vllm_version", lambda: version)
-    monkeypatch.delenv(compat.OVERRIDE_ENV, raising=False)
-    message = rf"vLLM {version} is outside .*\({versions.RANGE}\)"
-    with pytest.raises(compat.UnsupportedVLLMError, match=message):
-        compat.require_supported()
+@pytest.mark.parametrize("version", TOO_OLD)
+def test_an_older_release_is_refused(monkeypatch, version):
+    monkeypatch.setattr(support, "vllm_version", lambda: version)
+    message = f"vLLM {version} is older than {versions.SUPPORTED[0].version}.*Install vLLM"
+    with pytest.raises(support.UnsupportedVLLMError, match=message):
+        support.find()
+
+
+@pytest.mark.parametrize("version", NEWER)
+def test_a_newer_release_is_observed_and_said_to_be_untested(monkeypatch, version):
+    monkeypatch.setattr(support, "vllm_version", lambda: version)
+    assert support.find().tested is False
 
 
 @pytest.mark.parametrize(
     "version", ["0.27.1", "0.27.2", "0.29.0+cpu", "0.32.1.dev4+g01234567", LAST, f"{LAST}.1"]
 )
-def test_a_version_inside_the_range_is_taken(monkeypatch, version):
-    monkeypatch.setattr(compat, "vllm_version", lambda: version)
-    assert compat.require_supported() == compat.Support()
+def test_a_version_inside_the_range_is_tested(monkeypatch, version):
+    monkeypatch.setattr(support, "vllm_version", lambda: version)
+    assert support.find().tested is True
 
 
-def test_a_missing_method_is_refused_by_name(monkeypatch):
-    lacking(monkeypatch)
-    with pytest.raises(compat.UnsupportedVLLMError, match=r"Scheduler\.teleport"):
-        compat.require_supported()
+@pytest.mark.parametrize(
+    ("symbol", "problem"),
+    [
+        (Symbol(SCHEDULER, "teleport", Part.LOOKUP, ()), "teleport is gone"),
+        (Symbol(SCHEDULER, "_teleported", Part.LOOKUP), "_teleported is gone"),
+        (Symbol(f"{SCHEDULER}2", "x", Part.LOOKUP), "OffloadingConnectorScheduler2 is gone"),
+        (Symbol("vllm.nowhere", "x", Part.LOOKUP), "vllm.nowhere cannot be imported"),
+        (Symbol(SCHEDULER, "request_finished", Part.LOOKUP, ("who",)), "no longer takes who"),
+        (
+            Symbol(SCHEDULER, "request_finished", Part.LOOKUP, (), exact=True),
+            r"now takes \(request",
+        ),
+        (Symbol(SCHEDULER, "request_finished", Part.LOOKUP, ("request",), exact=True), ""),
+        (Symbol(SCHEDULER, "_req_status", Part.LOOKUP), ""),
+    ],
+)
+def test_each_kind_of_missing_symbol_is_named(symbol, problem):
+    (found,) = symbols.check(None, (symbol,))
+    if problem:
+        with pytest.raises(AssertionError, match=problem):
+            raise AssertionError(found.problem)
+    else:
+        assert found.problem == ""
 
 
-def lacking(monkeypatch):
-    surface = (*compat._SURFACE, (compat.OffloadingConnectorScheduler, "teleport", ()))
-    monkeypatch.setattr(compat, "_SURFACE", surface)
+def test_a_symbol_is_expected_from_its_release_on_and_until_it_is_not_needed():
+    symbol = Symbol("m:C", "x", Part.LOOKUP, since="0.28.0", until="0.30.0")
+    expected = [v for v in ("0.27.1", "0.28.0", "0.29.0+cpu", "0.30.0") if
+                symbol.expected_in(Version(v))]  # fmt: skip
+    assert expected == ["0.28.0", "0.29.0+cpu"]
+    assert not symbol.expected_in(None)
 
 
-@pytest.fixture
-def untested(monkeypatch):
-    monkeypatch.setattr(compat, "vllm_version", lambda: "1.4.0")
-    monkeypatch.setenv(compat.OVERRIDE_ENV, "1")
+def lacking(monkeypatch, part):
+    symbol = Symbol(SCHEDULER, "teleport", part, ())
+    monkeypatch.setattr(symbols, "SYMBOLS", (*symbols.SYMBOLS, symbol))
+    return symbol
+
+
+@pytest.mark.parametrize("part", [part for part in Part if part.correction])
+def test_a_correction_that_lacks_a_name_is_left_out_and_nothing_else(monkeypatch, part):
+    lacking(monkeypatch, part)
+    found = support.find()
+    assert (found.depth, found.lost) == (Depth.GROUPS, {part})
+    states = {c.name: c for c in corrections.plan(ConnectorSettings(), found)}
+    assert states.pop(part.correction).state == "unknown"
+    assert all(item.state in ("active", "not_needed") for item in states.values())
+
+
+def test_without_the_names_of_groups_depth_the_interface_is_left(monkeypatch):
+    lacking(monkeypatch, Part.GROUPS)
+    found = support.find()
+    assert found.depth is Depth.INTERFACE
+    assert {part for part in Part if part.correction} < found.lost
+    assert found.not_seen == [
+        f"OffloadingConnectorScheduler.teleport is gone; without it there is no {Part.GROUPS.value}"
+    ]
 
 
 @pytest.fixture
 def build(monkeypatch):
     """Builds the connector on a constructor that only makes a scheduler, and says which."""
     monkeypatch.setattr(offloading.stock, "OffloadingConnectorScheduler", lambda *_: "vLLM's")
-    monkeypatch.setattr(offloading, "scheduler_class", lambda *_: lambda *_: "hooked")
 
     def construct(self, *arguments):
         self.connector_scheduler = offloading.stock.OffloadingConnectorScheduler(*arguments)
@@ -88,19 +134,10 @@ def build(monkeypatch):
     return make
 
 
-def test_an_untested_vllm_is_observed_with_its_own_lookup(untested, build, caplog):
+def test_a_mistyped_variable_is_named(build, caplog, monkeypatch):
+    lacking(monkeypatch, Part.GROUPS)
     caplog.set_level(logging.WARNING, "kvlens")
-    made = build(KVConnectorRole.WORKER)
-    assert made.connector_scheduler == "hooked"
-    assert made._settings.lookup is LookupMode.STOCK
-    assert made._settings.telemetry is True
-    (line,) = [record.getMessage() for record in caplog.records]
-    assert "1.4.0 is outside the range" in line
-    assert versions.RANGE in line
-    assert line.endswith("it runs with its own lookup, uncorrected and observed")
-
-
-def test_a_mistyped_variable_is_named(untested, build, caplog, monkeypatch):
+    monkeypatch.setattr(offloading, "raise_errors", lambda: False)
     monkeypatch.setenv("KVLENS_OTLP_ENDPIONT", "http://127.0.0.1:8790")
     build(KVConnectorRole.WORKER)
     assert "ENDPIONT" not in caplog.text
@@ -111,25 +148,47 @@ def test_a_mistyped_variable_is_named(untested, build, caplog, monkeypatch):
     ) in [record.getMessage() for record in caplog.records]
 
 
-def test_an_untested_vllm_that_no_hook_fits_is_left_alone(monkeypatch, untested, build, caplog):
-    lacking(monkeypatch)
-    made = build(KVConnectorRole.SCHEDULER)
+def test_an_engine_that_cannot_be_described_serves_unobserved(build, caplog, monkeypatch):
+    lacking(monkeypatch, Part.GROUPS)
+    monkeypatch.setattr(offloading, "raise_errors", lambda: False)
+    made = build(KVConnectorRole.SCHEDULER)  # nothing can be read of its configuration
     assert made.connector_scheduler == "vLLM's"
-    assert made._settings.telemetry is False
     assert made.recorder is None
-    assert "not observed: it lacks what kvlens overrides" in caplog.text
-    assert "teleport" in caplog.text
+    assert "cannot describe this engine and observes nothing" in caplog.text
 
 
-def test_an_untested_vllm_that_cannot_be_described_serves_unobserved(untested, build, caplog):
-    made = build(KVConnectorRole.SCHEDULER)  # nothing can be read of what it made
-    assert made.recorder is None
-    assert "does not know its way about this vLLM and observes nothing" in caplog.text
-
-
-def test_a_tested_vllm_that_cannot_be_described_is_an_error(build):
+def test_in_tests_of_a_supported_release_our_errors_are_raised(build, monkeypatch):
+    lacking(monkeypatch, Part.GROUPS)
     with pytest.raises(AttributeError):
         build(KVConnectorRole.SCHEDULER)
+
+
+def test_a_scheduler_that_cannot_be_built_with_hooks_is_vllms_own(build, caplog, monkeypatch):
+    caplog.set_level(logging.WARNING, "kvlens")
+    monkeypatch.setattr(offloading, "raise_errors", lambda: False)
+
+    def refuses(*_):
+        raise TypeError("another constructor")
+
+    monkeypatch.setattr("kvlens.connector.scheduler.scheduler_class", lambda *_: refuses)
+    made = build(KVConnectorRole.WORKER)
+    assert made.connector_scheduler == "vLLM's"
+    assert "hooks do not fit this vLLM (TypeError: another constructor)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("FullAttentionSpec", "full_attention"),
+        ("MLAAttentionSpec", "full_attention"),
+        ("SlidingWindowMLASpec", "sliding_window"),
+        ("ChunkedLocalAttentionSpec", "chunked_local"),
+        ("MambaSpec", "mamba"),
+        ("CrossAttentionSpec", "CrossAttentionSpec"),
+    ],
+)
+def test_kinds_are_read_from_the_name_of_the_spec(name, kind):
+    assert describe.group_kind(type(name, (), {})()) == kind
 
 
 def test_a_vllm_of_another_shape_is_refused_with_the_range(monkeypatch):

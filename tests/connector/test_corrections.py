@@ -11,10 +11,10 @@ from scheduling import Group, Request, add, build, served, store_all
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import RequestStatus
 
-from kvlens.connector import compat, corrections
+from kvlens.connector import corrections, support
 from kvlens.connector.config import ConfigError, load
 
-AFFECTED = Version(compat.vllm_version()) < Version("0.30")
+AFFECTED = Version(support.vllm_version()) < Version("0.30")
 NAMES = [module.NAME for module in corrections.ALL]
 
 

@@ -10,10 +10,10 @@ pytest.importorskip("vllm")
 
 from recording import Numbers
 
-from kvlens.connector.compat import vllm_version
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import driver
 from kvlens.connector.simulation.reading import parse
+from kvlens.connector.support import vllm_version
 from kvlens.telemetry import semconv
 
 FULL = "{kind: full_attention, tokens_per_block: 16}"

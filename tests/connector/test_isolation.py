@@ -17,7 +17,7 @@ from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
 from kvlens.connector import observer as observing
-from kvlens.connector import offloading, worker
+from kvlens.connector import offloading, support, worker
 from kvlens.connector.observer import Observer
 from kvlens.telemetry import facts
 
@@ -67,8 +67,9 @@ def life(scheduler):
 HOOKS = sorted(
     name for name, value in vars(Observer).items() if callable(value) and not name.startswith("_")
 )
-BY_HAND = {"looked_up"}
+BY_HAND = {"looked_up", "asked", "asked_window", "status", "note_step"}
 """Contained without the wrapper, whose call lookups need not wait for; broken inside below."""
+OFF = "; this hook is off until the engine restarts"
 NOT_IN_THIS_LIFE = {"failed", "fell_back", "promoted", "tiers"}
 """Errors of ours, the fallback to vLLM's lookup, and what other specs and log stats bring."""
 
@@ -91,7 +92,11 @@ def test_a_hook_that_raises_changes_nothing_and_is_told(monkeypatch, hook):
     if hook in NOT_IN_THIS_LIFE:
         getattr(scheduler.observer, hook)(None)
         told = {(error.where, error.text) for error in taken.of(facts.ERROR)}
-    assert told == {(hook, "RuntimeError: ours")}
+    assert told == {(hook, f"RuntimeError: ours{OFF}")}
+    assert scheduler.observer.off == {hook}
+    before = len(taken.of(facts.ERROR))
+    getattr(scheduler.observer, hook)(None)
+    assert len(taken.of(facts.ERROR)) == before, "a hook that raised is left out from then on"
 
 
 @pytest.mark.parametrize(
@@ -99,7 +104,7 @@ def test_a_hook_that_raises_changes_nothing_and_is_told(monkeypatch, hook):
     [
         {},
         {"monotonic_ns": broken},
-        {"compat": SimpleNamespace(load_cap=broken)},
+        {"load_cap": broken},
         {"bool": broken},
         {"len": broken},
         {"str": broken},
@@ -115,8 +120,8 @@ def test_hooks_that_fail_change_nothing(monkeypatch, patch, sink):
         monkeypatch.setattr(observing, name, value, raising=False)
     assert life(scheduler) == expected
     errors = taken.of(facts.ERROR)
-    if sink is Facts and patch and "monotonic_ns" not in patch:
-        assert {error.text for error in errors} == {"RuntimeError: ours"}
+    if sink is Facts and patch:
+        assert {error.text for error in errors} == {f"RuntimeError: ours{OFF}"}
     else:
         assert not errors
 
@@ -127,20 +132,32 @@ def test_a_request_state_of_another_vllm_changes_nothing():
     scheduler.observe(Observer(sink))
     observer = scheduler.observer
     observer.looked_up(0, Request("a", 40), None, 0, 0, False, None)
+    assert sink.of(facts.ERROR) == [], "vLLM has no state of this request: nothing to tell"
     observer.looked_up(0, None, SimpleNamespace(), 0, 0, False, None)
-    observer.finished(Request("a", 40), None, False)
-    assert [error.where for error in sink.of(facts.ERROR)] == ["looked_up", "looked_up", "finished"]
+    observer.finished(Request("a", 40), None)
+    assert [error.where for error in sink.of(facts.ERROR)] == ["looked_up", "finished"]
+
+
+def test_residency_is_unknown_once_a_hook_that_keeps_it_is_off(monkeypatch):
+    scheduler, sink = build(GROUPS, block_drop=False), Facts()
+    scheduler.observe(Observer(sink))
+    monkeypatch.setattr(observing, "getattr", broken, raising=False)
+    scheduler.observer.offered([b"key" + bytes(4)], None, None)  # a context without an id
+    assert [(lost.dropped, lost.state_lost) for lost in sink.of(facts.LOST)] == [(0, True)]
 
 
 def test_stats_of_vllm_leave_without_ours_if_ours_fail(monkeypatch):
     theirs, sink = object(), Facts()
     monkeypatch.setattr(stock.OffloadingConnector, "get_kv_connector_stats", lambda self: theirs)
     connector = object.__new__(offloading.KVLensOffloadingConnector)
-    connector._stats = SimpleNamespace(take=broken)
+    connector._support = support.find()
+    connector._recording = SimpleNamespace(stats=SimpleNamespace(take=broken))
     connector.connector_scheduler = SimpleNamespace(observer=Observer(sink))
     assert connector.get_kv_connector_stats() is theirs
     (error,) = sink.of(facts.ERROR)
     assert (error.where, error.text) == ("get_kv_connector_stats", "RuntimeError: ours")
+    assert connector.get_kv_connector_stats() is theirs
+    assert len(sink.of(facts.ERROR)) == 1, "what failed is left out from then on"
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ pytest.importorskip("vllm")
 from scheduling import Group, build
 from vllm.v1.core import kv_cache_utils
 
-from kvlens.connector import compat
+from kvlens.connector import compat, engine_facts
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from kvlens.connector import compat
 )
 def test_which_tiers_outlive_the_engine(tiers, persistent):
     extra = {} if tiers is None else {"secondary_tiers": tiers}
-    assert compat.persistent_tier(SimpleNamespace(extra_config=extra)) is persistent
+    assert engine_facts.persistent_tier(SimpleNamespace(extra_config=extra)) is persistent
 
 
 def test_tiers_below_the_watched_one():
@@ -40,6 +40,6 @@ def test_which_hashes_are_the_same_in_every_process(monkeypatch, algorithm):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
     has_default = hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED")
     fixed = has_default and not algorithm.startswith("xxhash")
-    assert compat.hash_seed_fixed(config) is fixed
+    assert engine_facts.hash_seed_fixed(config) is fixed
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    assert compat.hash_seed_fixed(config) is True
+    assert engine_facts.hash_seed_fixed(config) is True

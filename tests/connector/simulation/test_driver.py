@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from vllm.config.cache import MambaCacheMode
 
-from kvlens.connector.compat import vllm_version
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import report
 from kvlens.connector.simulation.driver import Result, simulate
 from kvlens.connector.simulation.medium import SimulationError
 from kvlens.connector.simulation.reading import parse
 from kvlens.connector.simulation.recording import START_NS
+from kvlens.connector.support import vllm_version
 
 FULL = "{kind: full_attention, tokens_per_block: 16}"
 WINDOW = "{kind: sliding_window, tokens_per_block: 16, window: 64}"

@@ -9,11 +9,11 @@ import pytest
 import yaml
 from packaging.specifiers import SpecifierSet
 
-from kvlens.connector.compat import vllm_version
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation.driver import simulate
 from kvlens.connector.simulation.medium import SimulationError
 from kvlens.connector.simulation.reading import read
+from kvlens.connector.support import vllm_version
 from kvlens.dashboard.detect.engine import default_detectors
 from kvlens.dashboard.detect.offline import detect
 from kvlens.dashboard.settings import Settings

@@ -1,0 +1,226 @@
+"""Watching any connector through ``KVConnectorBase_V1``: the ``interface`` depth.
+
+:class:`Watched` is mixed into a connector class, or into a wrapper of one. Each method
+calls the connector first, with exactly the arguments that vLLM gave, and then tells
+:class:`InterfaceObserver` what passed. No private name of vLLM is used.
+"""
+
+from __future__ import annotations
+
+from time import monotonic_ns
+from typing import Any
+
+from kvlens.connector.observer import Observer, Sink, computed_tokens, contained, own_account
+from kvlens.telemetry import facts
+
+_MAX_LOADING = 65_536
+"""Loads in flight that are remembered; requests that never report would fill the memory."""
+
+
+class InterfaceObserver(Observer):
+    """Turns calls of the public interface into facts."""
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._known: set[str] = set()
+        self._loads = 0
+        self._answered: dict[str, tuple[int, bool]] = {}
+        """Requests that were answered with tokens to load: when, and whether asynchronously."""
+        self._loading: dict[str, Any] = {}
+        """Requests whose load is under way, and the blocks it goes to."""
+        self._synchronous: set[str] = set()
+
+    @contained
+    def came(self, request: Any) -> None:
+        """A request reached the connector."""
+        if request.request_id not in self._known:
+            self._known.add(request.request_id)
+            self.added(request, None)
+
+    @contained
+    def matched(self, start_ns: int, request: Any, local_tokens: int, answer: Any) -> None:
+        """The connector said how many tokens it can load."""
+        tokens, asynchronous = answer
+        if request.request_id not in self._known:
+            self.came(request)
+        hashes = getattr(request, "block_hashes", None) or ()
+        now = monotonic_ns()
+        if tokens:
+            if len(self._answered) >= _MAX_LOADING:
+                self._answered.pop(next(iter(self._answered)))
+            self._answered[request.request_id] = now, bool(asynchronous)
+        # A connector may answer anything; a record holds what can be.
+        if tokens is not None:
+            tokens = min(max(0, int(tokens)), max(0, request.num_tokens - local_tokens))
+        self.sink.append(
+            (
+                facts.LOOKUP,
+                start_ns,
+                request.request_id,
+                now,
+                local_tokens,
+                request.num_tokens,
+                tokens,
+                (),
+                [(hashes, len(hashes))],
+                False,
+                None,
+                None,
+            )
+        )
+
+    @contained
+    def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
+        """Blocks were allocated for a request, with ``external_tokens`` to load."""
+        request_id = request.request_id
+        answered, asynchronous = self._answered.pop(request_id, (monotonic_ns(), False))
+        job_id = None
+        if external_tokens > 0:
+            self._loads += 1
+            job_id = self._loads
+            if len(self._loading) >= _MAX_LOADING:
+                self._loading.pop(next(iter(self._loading)))
+            self._loading[request_id] = blocks
+            if not asynchronous:
+                self._synchronous.add(request_id)
+        # The load's time counts from the answer.
+        when = answered if job_id is not None else monotonic_ns()
+        self.sink.append(
+            (
+                facts.ADMITTED,
+                when,
+                request_id,
+                max(0, external_tokens),
+                job_id,
+                (),
+                not asynchronous,
+                *own_account(request, external_tokens),
+            )
+        )
+
+    @contained
+    def stepping(self, scheduler_output: Any) -> None:
+        """A step leaves the scheduler: who starts, who was preempted, what it computes."""
+        self.note_step(scheduler_output)
+
+    @contained
+    def returned(self, connector_output: Any) -> None:
+        """The output of a step came back: loads that arrived, blocks that did not."""
+        self.stepped()
+        received = set(connector_output.finished_recving or ()) | self._synchronous
+        self._synchronous = set()
+        invalid = connector_output.invalid_block_ids
+        failed = self._with_blocks(invalid) if invalid and self._loading else set()
+        for request_id in failed:
+            self.sink.append((facts.LOAD_FAILED, monotonic_ns(), request_id))
+        if arrived := [name for name in received - failed if name in self._loading]:
+            self.sink.append((facts.RECEIVED, monotonic_ns(), arrived))
+        for request_id in received | failed:
+            self._loading.pop(request_id, None)
+
+    def _with_blocks(self, block_ids: set[int]) -> set[str]:
+        return {
+            request_id
+            for request_id, blocks in self._loading.items()
+            if any(not block_ids.isdisjoint(table) for table in blocks.get_block_ids())
+        }
+
+    @contained
+    def ended(self, request: Any) -> None:
+        """A request ended; its blocks are still there."""
+        request_id = request.request_id
+        self._known.discard(request_id)
+        self._answered.pop(request_id, None)
+        self._loading.pop(request_id, None)
+        self._synchronous.discard(request_id)
+        hashes = getattr(request, "block_hashes", None) or ()
+        self.sink.append(
+            (
+                facts.FINISHED,
+                monotonic_ns(),
+                request_id,
+                str(request.get_finished_reason() or ""),
+                request.num_tokens,
+                computed_tokens(request),
+                [(hashes, len(hashes))],
+            )
+        )
+
+
+class Watched:
+    """A mixin before a connector class: every call passes, and is told to ``watcher``."""
+
+    watcher: InterfaceObserver | None = None
+
+    def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Pass on, and note the request."""
+        answer = super().on_new_request(request, *args, **kwargs)  # type: ignore[misc]
+        if self.watcher is not None:
+            self.watcher.came(request)
+        return answer
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Pass on, and note what the connector can load."""
+        start = monotonic_ns()
+        answer = super().get_num_new_matched_tokens(  # type: ignore[misc]
+            request, num_computed_tokens, *args, **kwargs
+        )
+        if self.watcher is not None:
+            self.watcher.matched(start, request, num_computed_tokens, answer)
+        return answer
+
+    def update_state_after_alloc(
+        self, request: Any, blocks: Any, num_external_tokens: int, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Pass on, and note what is loaded."""
+        answer = super().update_state_after_alloc(  # type: ignore[misc]
+            request, blocks, num_external_tokens, *args, **kwargs
+        )
+        if self.watcher is not None:
+            self.watcher.allocated(request, blocks, num_external_tokens)
+        return answer
+
+    def build_connector_meta(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Pass on, and note the step."""
+        meta = super().build_connector_meta(scheduler_output, *args, **kwargs)  # type: ignore[misc]
+        if self.watcher is not None:
+            self.watcher.stepping(scheduler_output)
+        return meta
+
+    def update_connector_output(self, connector_output: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note what arrived and what failed, and pass on."""
+        if self.watcher is not None:
+            self.watcher.returned(connector_output)
+        return super().update_connector_output(  # type: ignore[misc]
+            connector_output, *args, **kwargs
+        )
+
+    def request_finished(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Pass on, and note the end."""
+        answer = super().request_finished(request, *args, **kwargs)  # type: ignore[misc]
+        if self.watcher is not None:
+            self.watcher.ended(request)
+        return answer
+
+    def request_finished_all_groups(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Pass on, and note the end (hybrid models)."""
+        answer = super().request_finished_all_groups(request, *args, **kwargs)  # type: ignore[misc]
+        if self.watcher is not None:
+            self.watcher.ended(request)
+        return answer
+
+    def get_external_cache_hit_sources(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+        """Pass on, and note which tiers served (0.32 and newer)."""
+        sources = super().get_external_cache_hit_sources(request, *args, **kwargs)  # type: ignore[misc]
+        if self.watcher is not None:
+            self.watcher.tiers(request, sources)
+        return sources
+
+    def reset_cache(self, *args: Any, **kwargs: Any) -> Any:
+        """Pass on, and note that the cache is empty."""
+        answer = super().reset_cache(*args, **kwargs)  # type: ignore[misc]
+        if self.watcher is not None:
+            self.watcher.reset()
+        return answer
