@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import msgspec
 
 from kvlens.telemetry.environment import PREFIX
+from kvlens.telemetry.semconv import Depth
 from kvlens.telemetry.sinks.flight_recorder import Mode
 
 SECTION = "kvlens"
@@ -44,6 +45,8 @@ class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True,
     """Path of a file that need not exist; while it does, vLLM's own lookup is used."""
     corrections: str | list[str] = "auto"
     """``auto`` (those that this vLLM needs), ``none``, or a list of names."""
+    depth: Depth = Depth.GROUPS
+    """``groups``, or ``interface``: stay outside vLLM's private modules, correct nothing."""
     telemetry: bool = True
     """Record lookups, stores and loads. Off: corrections only."""
     otlp_endpoint: str | None = None
@@ -95,6 +98,7 @@ def load(
             f"kvlens connector setting: {error} (set in kv_connector_extra_config "
             f'["{SECTION}"] or as {PREFIX}<NAME>; settings are: {known}; '
             f"lookup is one of: {', '.join(mode.value for mode in LookupMode)}; "
+            f"depth is one of: {', '.join(depth.value for depth in Depth)}; "
             f"flight_recorder_mode is one of: {', '.join(mode.value for mode in Mode)})"
         ) from error
     if isinstance(settings.corrections, str) and settings.corrections not in ("auto", "none"):
@@ -103,13 +107,6 @@ def load(
             '"auto" nor "none" nor a list of names'
         )
     return settings
-
-
-def only_observing(settings: ConnectorSettings, observed: bool) -> ConnectorSettings:
-    """``settings`` for a vLLM that kvlens does not know: its own lookup, observed if possible."""
-    return msgspec.structs.replace(
-        settings, lookup=LookupMode.STOCK, telemetry=settings.telemetry and observed
-    )
 
 
 def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1 import offloading_connector as stock
 
-from kvlens.connector import config, describe, logs, managers, plugin, versions
+from kvlens.connector import config, describe, logs, managers, plugin, versions, watch
 from kvlens.connector import support as supports
-from kvlens.connector.observer import Observer, raise_errors
+from kvlens.connector.observer import Observer, Sink, raise_errors
 from kvlens.connector.recording import Recording
 from kvlens.connector.symbols import Part
-from kvlens.connector.watch import InterfaceObserver, Watched
+from kvlens.connector.watch import InterfaceObserver
 from kvlens.telemetry import environment
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import Correction, EngineInfo
@@ -47,8 +47,8 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         logs.join_vllm()
-        self._support = supports.find()
         self._settings = config.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        self._support = supports.find(self._settings.depth)
         self._info: EngineInfo | None = None
         self._recording: Recording | None = None
         self._managers: list[Any] = []
@@ -92,8 +92,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         _announce(info)
         if self._settings.telemetry:
             self._recording = Recording(info, self._settings)
-            assert self.connector_scheduler is not None
-            self.connector_scheduler.observe(Observer(self._recording.recorder))
+            self.observe(self._recording.recorder)
 
     def _watch_interface(self, vllm_config: Any, kv_cache_config: Any, building: _Building) -> None:
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
@@ -113,12 +112,20 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         if self._recording is not None:  # of an attempt at groups depth
             self._recording.close()
         self._recording = Recording(info, self._settings)
-        watcher = InterfaceObserver(self._recording.recorder)
+        self.observe(self._recording.recorder)
+
+    def observe(self, sink: Sink) -> None:
+        """Append facts to ``sink`` from here on, as deep as :attr:`info` says."""
+        assert self._info is not None
+        if self._info.depth == Depth.GROUPS:
+            assert self.connector_scheduler is not None
+            self.connector_scheduler.observe(Observer(sink))
+            return
+        watcher = InterfaceObserver(sink)
         for manager in self._managers:
             managers.watch(manager, watcher)
         self.watcher = watcher
-        # Only now, so that at groups depth no call pays for this.
-        self.__class__ = InterfaceOffloadingConnector
+        watch.attach(self, watcher)  # only now: at groups depth no call pays for it
 
     @property
     def info(self) -> EngineInfo | None:
@@ -133,7 +140,8 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
     def register_kv_caches(self, kv_caches: Any, *args: Any, **kwargs: Any) -> Any:
         """Register the caches, then measure each transfer job of the worker."""
         answer = super().register_kv_caches(kv_caches, *args, **kwargs)
-        self._measure_jobs()
+        if self._settings.telemetry:
+            self.measure_jobs()
         return answer
 
     if hasattr(stock.OffloadingConnector, "register_cross_layers_kv_cache"):
@@ -141,11 +149,13 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         def register_cross_layers_kv_cache(self, *args: Any, **kwargs: Any) -> Any:
             """The same, where vLLM keeps all layers of a block together (0.27, 0.28)."""
             answer = super().register_cross_layers_kv_cache(*args, **kwargs)
-            self._measure_jobs()
+            if self._settings.telemetry:
+                self.measure_jobs()
             return answer
 
-    def _measure_jobs(self) -> None:
-        if self._settings.telemetry and Part.TRANSFERS not in self._support.lost:
+    def measure_jobs(self) -> None:
+        """Note size and time of each transfer of the worker side, where vLLM lets us."""
+        if Part.TRANSFERS not in self._support.lost:
             from kvlens.connector import worker
 
             worker.measure_jobs(self.connector_worker)
@@ -202,10 +212,6 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
         from kvlens.connector import prom
 
         return prom.KVLensPromMetrics(*args, **kwargs)
-
-
-class InterfaceOffloadingConnector(Watched, KVLensOffloadingConnector):
-    """The same where vLLM's private names are not what kvlens knows: watched from outside."""
 
 
 class _Building:

@@ -31,11 +31,15 @@ class Support:
     """Whether the test suite runs on this release."""
     found: list[Found] = field(default_factory=list)
     """Every symbol that this release should have."""
+    deepest: Depth = Depth.GROUPS
+    """How deep kvlens is allowed to see (setting ``depth``)."""
 
     @property
     def depth(self) -> Depth:
         """How deep kvlens sees."""
-        return Depth.INTERFACE if Part.GROUPS in self.lost else Depth.GROUPS
+        if Part.GROUPS in self.lost:
+            return Depth.INTERFACE
+        return self.deepest
 
     @property
     def lost(self) -> frozenset[Part]:
@@ -69,7 +73,7 @@ def _parsed(installed: str) -> Version | None:
     return None if version.release[:2] == (0, 0) or version.base_version == "0.1" else version
 
 
-def find() -> Support:
+def find(deepest: Depth = Depth.GROUPS) -> Support:
     """Look at the installed vLLM; raises :class:`UnsupportedVLLMError` if it is too old."""
     installed = vllm_version()
     version = _parsed(installed)
@@ -80,4 +84,4 @@ def find() -> Support:
         )
     # Later patch releases of the last minor one are taken for tested too.
     tested = version is not None and version.release[:2] <= NEWEST.release[:2]
-    return Support(installed, tested, symbols.check(version))
+    return Support(installed, tested, symbols.check(version), deepest)

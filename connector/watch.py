@@ -1,12 +1,12 @@
 """Watching any connector through ``KVConnectorBase_V1``: the ``interface`` depth.
 
-:class:`Watched` is mixed into a connector class, or into a wrapper of one. Each method
-calls the connector first, with exactly the arguments that vLLM gave, and then tells
-:class:`InterfaceObserver` what passed. No private name of vLLM is used.
+:func:`attach` wraps the public methods of one connector instance; what passes is told to
+an :class:`InterfaceObserver`. No private name of vLLM is used.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
@@ -126,6 +126,11 @@ class InterfaceObserver(Observer):
         }
 
     @contained
+    def after(self, note: Note, args: tuple[Any, ...], answer: Any) -> None:
+        """A call returned: note it, if it has the arguments that it should have."""
+        note(self, args, answer)
+
+    @contained
     def ended(self, request: Any) -> None:
         """A request ended; its blocks are still there."""
         request_id = request.request_id
@@ -147,80 +152,56 @@ class InterfaceObserver(Observer):
         )
 
 
-class Watched:
-    """A mixin before a connector class: every call passes, and is told to ``watcher``."""
+def attach(connector: Any, watcher: InterfaceObserver) -> None:
+    """Tell ``watcher`` of every call of ``connector`` that it wants to know of.
 
-    watcher: InterfaceObserver | None = None
-
-    def on_new_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Pass on, and note the request."""
-        answer = super().on_new_request(request, *args, **kwargs)  # type: ignore[misc]
-        if self.watcher is not None:
-            self.watcher.came(request)
-        return answer
+    The instance's methods are wrapped, so that its class, and what vLLM finds out from
+    that, stay as they are. A wrapper calls the connector first (but for outputs, which
+    are noted before it acts on them) and passes arguments and answer on untouched.
+    """
+    lookup = connector.get_num_new_matched_tokens
 
     def get_num_new_matched_tokens(
-        self, request: Any, num_computed_tokens: int, *args: Any, **kwargs: Any
+        request: Any, num_computed_tokens: int, *args: Any, **kwargs: Any
     ) -> Any:
-        """Pass on, and note what the connector can load."""
         start = monotonic_ns()
-        answer = super().get_num_new_matched_tokens(  # type: ignore[misc]
-            request, num_computed_tokens, *args, **kwargs
-        )
-        if self.watcher is not None:
-            self.watcher.matched(start, request, num_computed_tokens, answer)
+        answer = lookup(request, num_computed_tokens, *args, **kwargs)
+        watcher.matched(start, request, num_computed_tokens, answer)
         return answer
 
-    def update_state_after_alloc(
-        self, request: Any, blocks: Any, num_external_tokens: int, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Pass on, and note what is loaded."""
-        answer = super().update_state_after_alloc(  # type: ignore[misc]
-            request, blocks, num_external_tokens, *args, **kwargs
-        )
-        if self.watcher is not None:
-            self.watcher.allocated(request, blocks, num_external_tokens)
+    connector.get_num_new_matched_tokens = get_num_new_matched_tokens
+    for name, note in _AFTER.items():
+        if (method := getattr(connector, name, None)) is not None:
+            setattr(connector, name, _then(method, watcher, note))
+    output = connector.update_connector_output
+
+    def update_connector_output(connector_output: Any, *args: Any, **kwargs: Any) -> Any:
+        watcher.returned(connector_output)
+        return output(connector_output, *args, **kwargs)
+
+    connector.update_connector_output = update_connector_output
+
+
+Note = Callable[[InterfaceObserver, tuple[Any, ...], Any], None]
+"""Told of a call's positional arguments and its answer."""
+
+_AFTER: dict[str, Note] = {
+    "on_new_request": lambda watcher, args, _: watcher.came(args[0]),
+    "update_state_after_alloc": lambda watcher, args, _: watcher.allocated(*args[:3]),
+    "build_connector_meta": lambda watcher, args, _: watcher.stepping(args[0]),
+    "request_finished": lambda watcher, args, _: watcher.ended(args[0]),
+    "request_finished_all_groups": lambda watcher, args, _: watcher.ended(args[0]),
+    "get_external_cache_hit_sources": lambda watcher, args, found: watcher.tiers(args[0], found),
+    "reset_cache": lambda watcher, args, _: watcher.reset(),
+}
+
+
+def _then(method: Callable[..., Any], watcher: InterfaceObserver, note: Note) -> Any:
+    """``method``, and then ``note``; vLLM passes these arguments by position or by name."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        answer = method(*args, **kwargs)
+        watcher.after(note, (*args, *kwargs.values()), answer)
         return answer
 
-    def build_connector_meta(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Pass on, and note the step."""
-        meta = super().build_connector_meta(scheduler_output, *args, **kwargs)  # type: ignore[misc]
-        if self.watcher is not None:
-            self.watcher.stepping(scheduler_output)
-        return meta
-
-    def update_connector_output(self, connector_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Note what arrived and what failed, and pass on."""
-        if self.watcher is not None:
-            self.watcher.returned(connector_output)
-        return super().update_connector_output(  # type: ignore[misc]
-            connector_output, *args, **kwargs
-        )
-
-    def request_finished(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Pass on, and note the end."""
-        answer = super().request_finished(request, *args, **kwargs)  # type: ignore[misc]
-        if self.watcher is not None:
-            self.watcher.ended(request)
-        return answer
-
-    def request_finished_all_groups(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Pass on, and note the end (hybrid models)."""
-        answer = super().request_finished_all_groups(request, *args, **kwargs)  # type: ignore[misc]
-        if self.watcher is not None:
-            self.watcher.ended(request)
-        return answer
-
-    def get_external_cache_hit_sources(self, request: Any, *args: Any, **kwargs: Any) -> Any:
-        """Pass on, and note which tiers served (0.32 and newer)."""
-        sources = super().get_external_cache_hit_sources(request, *args, **kwargs)  # type: ignore[misc]
-        if self.watcher is not None:
-            self.watcher.tiers(request, sources)
-        return sources
-
-    def reset_cache(self, *args: Any, **kwargs: Any) -> Any:
-        """Pass on, and note that the cache is empty."""
-        answer = super().reset_cache(*args, **kwargs)  # type: ignore[misc]
-        if self.watcher is not None:
-            self.watcher.reset()
-        return answer
+    return call

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from math import gcd, lcm
 from typing import Final
 
-from kvlens.telemetry.oracle import is_full_attention
+from kvlens.telemetry.oracle import is_full_attention, is_recurrent
 from kvlens.telemetry.records import Layout
 
 MAX_PREFIXES: Final = 262_144
@@ -26,24 +26,44 @@ _SURE_HASHES: Final = 8
 class KnownPrefixes:
     """Boundaries up to which KV data was computed; belongs to the drain thread."""
 
-    def __init__(self, layout: Layout, computations: int = 1, limit: int = MAX_PREFIXES) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        computations: int = 1,
+        lookahead: bool = False,
+        limit: int = MAX_PREFIXES,
+    ) -> None:
         """Follow boundaries at which every group of ``layout`` has a whole chunk.
 
-        ``computations`` is how often a prefix must have been computed before it is
-        expected (vLLM's ``store_threshold``).
+        Args:
+            layout: the groups; their annotated ``drafter`` flags count.
+            computations: how often a prefix must have been computed before it is
+                expected (vLLM's ``store_threshold``).
+            lookahead: whether block hashes look ahead, so that nothing is popped.
+            limit: boundaries that are remembered.
         """
         sizes = [group.tokens_per_chunk for group in layout.groups]
         self.unit: int = lcm(*sizes)
         """Tokens between two boundaries that count."""
         self._full = all(map(is_full_attention, layout.groups))
-        self._pops = any(group.drafter for group in layout.groups)
+        self._recurrent = any(map(is_recurrent, layout.groups))
+        self._popped = (
+            0
+            if lookahead
+            else max(
+                (group.tokens_per_chunk for group in layout.groups if group.drafter), default=0
+            )
+        )
+        """Tokens beyond a boundary that drafter groups must hold too: their chunk to pop."""
         self._finest = gcd(*(group.tokens_per_block for group in layout.groups))
         self._needed = max(1, computations)
         self._limit = limit
         self._tokens_per_hash: int | None = None
         self._times: OrderedDict[bytes, int] = OrderedDict()
         self._ends: OrderedDict[bytes, None] = OrderedDict()
-        """Where earlier prompts ended, which is where recurrent states are kept."""
+        """Where earlier prompts ended, which is where states and windows are kept."""
+        self._proofs: OrderedDict[bytes, None] = OrderedDict()
+        """Ends of the drafter chunks that follow a boundary."""
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
 
     def computed(self, hashes: Sequence[bytes], tokens: int, num_tokens: int) -> None:
@@ -52,11 +72,12 @@ class KnownPrefixes:
         for name in names:
             self._times[name] = self._times.pop(name, 0) + 1
             self._evicted.pop(name, None)
-        last = min(max(0, tokens - 1) // self.unit, len(names))
-        if last:
-            self._ends.pop(names[last - 1], None)
-            self._ends[names[last - 1]] = None
-        for known in (self._times, self._ends, self._evicted):
+        for last in self._last_boundaries(tokens):
+            if 0 < last <= len(names):
+                _touch(self._ends, names[last - 1])
+        for name in self._proof_names(hashes, num_tokens)[: (tokens - self._popped) // self.unit]:
+            _touch(self._proofs, name)
+        for known in (self._times, self._ends, self._proofs, self._evicted):
             while len(known) > self._limit:
                 known.popitem(last=False)
 
@@ -70,6 +91,7 @@ class KnownPrefixes:
         """The tier was emptied."""
         self._times.clear()
         self._ends.clear()
+        self._proofs.clear()
         self._evicted.clear()
 
     def expected(self, hashes: Sequence[bytes], local: int, num_tokens: int) -> tuple[int, int]:
@@ -80,15 +102,18 @@ class KnownPrefixes:
         and the last token is computed again. A drafter group gives up one boundary.
         """
         names = self._names(hashes, num_tokens)
-        kept = self._boundary(names, num_tokens, spare_evicted=False)
-        computed = self._boundary(names, num_tokens, spare_evicted=True)
+        proofs = self._proof_names(hashes, num_tokens)
+        kept = self._boundary(names, proofs, num_tokens, spare_evicted=False)
+        computed = self._boundary(names, proofs, num_tokens, spare_evicted=True)
         return max(0, kept - local), max(0, computed - local)
 
     def seen(self, hashes: Sequence[bytes], num_tokens: int) -> bool:
         """Whether any whole chunk of the request was computed before."""
         return any(name in self._times for name in self._names(hashes, num_tokens)[:1])
 
-    def _boundary(self, names: list[bytes], num_tokens: int, spare_evicted: bool) -> int:
+    def _boundary(
+        self, names: list[bytes], proofs: list[bytes], num_tokens: int, spare_evicted: bool
+    ) -> int:
         count = 0
         for name in names:
             if self._times.get(name, 0) < self._needed:
@@ -96,20 +121,41 @@ class KnownPrefixes:
             if name in self._evicted and not spare_evicted:
                 break
             count += 1
-        if self._pops:
-            count = max(0, count - 1)
         if not self._full:
             count = min(count, (num_tokens - 1) // self.unit)
-            while count and names[count - 1] not in self._ends:
-                count -= 1
+        while count and not self._ends_load(count, names, proofs):
+            count -= 1
         return count * self.unit
 
-    def _names(self, hashes: Sequence[bytes], num_tokens: int) -> list[bytes]:
+    def _ends_load(self, count: int, names: list[bytes], proofs: list[bytes]) -> bool:
+        """Whether a load may end after ``count`` units, as far as can be known."""
+        if not self._full and names[count - 1] not in self._ends:
+            return False
+        if not self._popped:
+            return True
+        return count <= len(proofs) and proofs[count - 1] in self._proofs
+
+    def _last_boundaries(self, tokens: int) -> set[int]:
+        """Units at which a prompt of ``tokens`` leaves what a load that ends there needs.
+
+        A recurrent state is kept at the last boundary before the last token; windows, in
+        addition, where a drafter group has a chunk to give up.
+        """
+        last = max(0, tokens - 1) // self.unit
+        if self._recurrent or not self._popped:
+            return {last}
+        return {last, max(0, tokens - self._popped) // self.unit}
+
+    def _names(self, hashes: Sequence[bytes], num_tokens: int, beyond: int = 0) -> list[bytes]:
+        """Names of the prefixes of one, two, ... units, and ``beyond`` tokens more."""
         per_hash = self._tokens_per_hash or self._guess(len(hashes), num_tokens)
-        if per_hash is None or self.unit % per_hash:
+        if per_hash is None or self.unit % per_hash or beyond % per_hash:
             return []
-        step = self.unit // per_hash
-        return [bytes(name[:_HASH_BYTES]) for name in hashes[step - 1 :: step]]
+        first = (self.unit + beyond) // per_hash - 1
+        return [bytes(name[:_HASH_BYTES]) for name in hashes[first :: self.unit // per_hash]]
+
+    def _proof_names(self, hashes: Sequence[bytes], num_tokens: int) -> list[bytes]:
+        return self._names(hashes, num_tokens, self._popped) if self._popped else []
 
     def _guess(self, hashes: int, num_tokens: int) -> int | None:
         """Tokens of one hash: the largest divisor of all blocks that makes so many of them.
@@ -127,3 +173,8 @@ class KnownPrefixes:
                     self._tokens_per_hash = size
                 return size
         return None
+
+
+def _touch(known: OrderedDict[bytes, None], name: bytes) -> None:
+    known.pop(name, None)
+    known[name] = None

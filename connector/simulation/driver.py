@@ -13,7 +13,6 @@ from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.request import Request, RequestStatus
 
 from kvlens.connector.config import LookupMode
-from kvlens.connector.observer import Observer
 from kvlens.connector.simulation.engine import MAX_TOKENS, VOCABULARY, Engine, build
 from kvlens.connector.simulation.medium import SimulationError
 from kvlens.connector.simulation.recording import Clock, Records
@@ -32,6 +31,7 @@ from kvlens.connector.simulation.scenario import (
 )
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import EngineInfo, RequestRecord
+from kvlens.telemetry.semconv import Depth
 
 _SETTLE_SECONDS = 1.0
 """Idle time at the end: the last requests' stores are decided by then."""
@@ -49,9 +49,17 @@ class Result:
     """In-flight records of requests that waited long for the tier."""
 
 
-def simulate(scenario: Scenario, name: str, lookup: LookupMode = LookupMode.CORRECTED) -> Result:
+def simulate(
+    scenario: Scenario,
+    name: str,
+    lookup: LookupMode = LookupMode.CORRECTED,
+    depth: Depth | None = None,
+) -> Result:
     """Run one scenario on the installed vLLM; raises :class:`SimulationError`."""
-    engine = build(scenario, {"lookup": lookup.value})
+    settings = {"lookup": lookup.value}
+    if depth is not None:
+        settings["depth"] = depth.value
+    engine = build(scenario, settings)
     try:
         return _Run(scenario, name, engine).run()
     finally:
@@ -75,7 +83,7 @@ class _Run:
         self._recorder = self._clock.recorder = Recorder(
             self._info, self._records, [self._records], wall_offset_ns=0
         )
-        engine.connector.connector_scheduler.observe(Observer(self._clock))
+        engine.connector.observe(self._clock)
         self._tier = engine.attach_tier()
         drafted = scenario.draft_tokens if scenario.speculative != "none" else 0
         self._runner = Runner(engine, drafted, scenario.accepted_tokens)

@@ -42,7 +42,6 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvlens.connector import worker
 from kvlens.connector.config import SECTION
 from kvlens.connector.simulation.medium import (
     CAPACITY,
@@ -147,7 +146,7 @@ def _build(scenario: Scenario, settings: dict[str, Any]) -> Engine:
     )
     transfers = Transfers(scenario.transfer_steps, _PAGE_BYTES, scenario.step_seconds)
     connector_worker.connector_worker.worker = transfers
-    worker.measure_jobs(connector_worker.connector_worker)
+    connector_worker.measure_jobs()  # its own worker side is there only now
     return Engine(
         vllm_config=vllm_config,
         scheduler=scheduler,
