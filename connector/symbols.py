@@ -25,6 +25,7 @@ _GROUP_STATE = f"{_OFFLOADING}.scheduler:RequestGroupState"
 _GROUP = f"{_OFFLOADING}.scheduler:GroupOffloadConfig"
 _CONFIG = f"{_OFFLOADING}.scheduler:SchedulerOffloadConfig"
 _JOB = f"{_OFFLOADING}.scheduler:TransferJobStatus"
+_MANAGERS = "vllm.v1.kv_offload"
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector"
 
 
@@ -149,7 +150,7 @@ SYMBOLS: tuple[Symbol, ...] = (
              "completed_jobs transfer_stats"),
     Symbol(f"{_OFFLOADING}.metrics", "OffloadingConnectorStats", Part.METRICS),
     Symbol(f"{_OFFLOADING}.metrics", "OffloadPromMetrics", Part.METRICS),
-    Symbol("vllm.v1.kv_offload.factory:OffloadingSpecFactory", "create_spec", Part.MANAGER, ()),
+    Symbol(f"{_MANAGERS}.factory:OffloadingSpecFactory", "create_spec", Part.MANAGER, ()),
 )  # fmt: skip
 """In the order in which ``kvlens compat`` lists them."""
 

@@ -75,6 +75,16 @@ def _parser() -> argparse.ArgumentParser:
     serve.add_argument("--ingest-token", metavar="TOKEN", help="needed to send telemetry")
     serve.set_defaults(run=_serve)
 
+    compat = commands.add_parser(
+        "compat",
+        help="what kvlens sees and corrects on the vLLM installed here",
+        description="List the private names of vLLM that kvlens uses, the corrections that this "
+        "vLLM needs, and how deep kvlens sees. Exit code 0: everything; 1: reduced; 2: it cannot "
+        "run.",
+    )
+    compat.add_argument("--json", metavar="FILE", type=Path, help="write the findings to FILE")
+    compat.set_defaults(run=_compat)
+
     demo = commands.add_parser(
         "demo",
         help="show the zero-hit defect and its correction on a real vLLM",
@@ -285,6 +295,12 @@ def _demo(options: argparse.Namespace) -> int:
             device=options.device,
         )
     )
+
+
+def _compat(options: argparse.Namespace) -> int:
+    from kvlens.connector import compat_command
+
+    return compat_command.run(options.json)
 
 
 def _simulate(options: argparse.Namespace) -> int:

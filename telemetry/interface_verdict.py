@@ -7,6 +7,7 @@ known, what the connector was asked to keep of it is not.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvlens.telemetry.case import Case, Judgement
@@ -25,10 +26,10 @@ def judge(case: Case, connector: str, unit: int, evicted: int = 0, failed: int =
         evicted: tokens that were computed before and whose chunks the tier gave up.
         failed: tokens whose load failed.
     """
-    said = None if failed else did_not_read(case)
-    if said is None:
-        said = _stalled(case, connector) or _by_numbers(case, connector, unit, evicted, failed)
-    return said
+    unread = None if failed else did_not_read(case)
+    if unread is not None:
+        return replace(unread, confidence=Confidence.LIKELY)
+    return _stalled(case, connector) or _by_numbers(case, connector, unit, evicted, failed)
 
 
 def _stalled(case: Case, connector: str) -> Judgement | None:

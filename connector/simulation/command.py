@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvlens.connector.logs import quiet
 from kvlens.connector.simulation.reading import ScenarioError, read
 from kvlens.connector.simulation.scenario import Scenario
 from kvlens.connector.versions import UnsupportedVLLMError
@@ -27,7 +25,7 @@ def run(paths: Sequence[Path], lookup: str, json_path: Path | None, detect: Dete
         return _refuse(str(error))
     if json_path is not None and (problem := _unwritable(json_path)) is not None:
         return _refuse(f"--json {json_path}: {problem}")
-    with _quiet():
+    with quiet():
         try:
             import vllm  # noqa: F401 - the one dependency that kvlens does not bring
         except ModuleNotFoundError as error:
@@ -72,26 +70,6 @@ def _run(
             return _refuse(f"--json {json_path}: {error.strerror}")
     critical = any(incident.severity == "critical" for _, found in done for incident in found)
     return refused or (CRITICAL if critical else OK)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave vLLM's log and kvlens' to errors, unless told otherwise: the report is the output."""
-    wanted = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}  # read when vLLM is imported
-    added = wanted.keys() - os.environ.keys()
-    os.environ.update({name: wanted[name] for name in added})
-    level = os.environ["VLLM_LOGGING_LEVEL"]
-    loggers = [logging.getLogger(name) for name in ("vllm", "kvlens")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
-        for logger, old in zip(loggers, before, strict=True):
-            logger.setLevel(old)
 
 
 def _refuse(message: str) -> int:
