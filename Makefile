@@ -16,6 +16,12 @@ environments:
 engines: environments
 	@$(PYTHON) scripts/engines.py
 
+# What a vLLM release changes for kvlens: make compat VLLM=0.35.0
+VLLM :=
+.PHONY: compat
+compat: environments engines
+	@$(PYTHON) scripts/compat_release.py $(VLLM)
+
 demo: environments
 	@$(VENV)/kvlens demo $(ARGS)
 

@@ -100,7 +100,7 @@ class Arm:
         status = scheduler._req_status.pop(request.request_id)
         self.alive.append(status)
         if self.recorder is not None:
-            scheduler.observer.finished(request, status, False)
+            scheduler.observer.finished(request, status)
         return taken
 
     def settle(self) -> None:

@@ -48,7 +48,9 @@ def python_of(folder: Path) -> Path:
 class Layer:
     """One engine laid over the newest environment."""
 
-    def __init__(self, engine: Any) -> None:
+    def __init__(self, engine: Any, locked: bool = True) -> None:
+        """Without ``locked`` any wheel of that version will do: nobody has added it yet."""
+        self.locked = locked
         self.requirement = f"{engine.package}=={engine.version}"
         self.serves = engine.level is VERSIONS["Level"].SERVER
         self.path: Path = ROOT / engine.folder
@@ -56,7 +58,8 @@ class Layer:
 
     def wanted(self) -> str:
         """What the stamp says once this engine is laid out; raises without a locked hash."""
-        for line in LOCK.read_text().splitlines() if LOCK.is_file() else ():
+        lines = LOCK.read_text().splitlines() if LOCK.is_file() else []
+        for line in lines if self.locked else [f"{self.requirement} "]:
             if line.startswith(f"{self.requirement} "):
                 made_by = Path(__file__).read_bytes() + (NEWEST / "pyvenv.cfg").read_bytes()
                 code = hashlib.sha256(made_by).hexdigest()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from kvlens.dashboard.web.cells import CellState, Run, runs
 from kvlens.telemetry.records import GroupLayout, GroupLookup, Layout, Lookup, RequestRecord
-from kvlens.telemetry.semconv import DEFERRED_EXITS, Exit
+from kvlens.telemetry.semconv import DEFERRED_EXITS, Depth, Exit
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def build_strip(
     ``layout`` adds what a lookup does not carry: windows and drafter annotations.
     """
     lookup = lookup or decisive_lookup(record)
-    if lookup is None:
+    if lookup is None or record.depth == Depth.INTERFACE:
         return None
     known = layout.by_group() if layout else {}
     queries = _by_group(lookup.groups)
