@@ -28,7 +28,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
 
-from kvlens.connector import layout
+from kvlens.connector import layout, managers, watch
 from kvlens.connector.observer import Observer
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import EngineInfo
@@ -99,7 +99,9 @@ class Arm:
         taken = time.thread_time_ns() - start
         status = scheduler._req_status.pop(request.request_id)
         self.alive.append(status)
-        if self.recorder is not None:
+        if self.name == "interface":
+            scheduler.watcher.ended(request)
+        elif self.recorder is not None:
             scheduler.observer.finished(request, status)
         return taken
 
@@ -110,18 +112,20 @@ class Arm:
 
 
 def build_arms(groups: list[scheduling.Group], chunks: int) -> list[Arm]:
-    """The four schedulers."""
+    """One scheduler for each arm."""
     arms = []
-    for name in ("stock", "off", "on", "on, all spans"):
+    for name in ("stock", "off", "interface", "on", "on, all spans"):
         settings = {"lookup": "stock", "corrections": "none", "telemetry": name != "off"}
         scheduler = scheduling.build(
             groups,
             settings=settings,
             block_drop=False,
             capacity=4 * len(groups) * (chunks + 2),
-            cls=OffloadingConnectorScheduler if name == "stock" else None,
+            cls=OffloadingConnectorScheduler if name in ("stock", "interface") else None,
         )
         recorder, sinks = None, []
+        if name == "interface":
+            recorder = watched(scheduler)
         if name.startswith("on"):
             info = engine_info(scheduler)
             if name != "on":
@@ -132,9 +136,20 @@ def build_arms(groups: list[scheduling.Group], chunks: int) -> list[Arm]:
     return arms
 
 
-def engine_info(scheduler: Any) -> EngineInfo:
+def watched(scheduler: Any) -> Recorder:
+    """Watch a scheduler of vLLM's own as a connector is, through its public methods."""
+    info = engine_info(scheduler, depth="interface")
+    recorder = Recorder(info, StatsSink(info))
+    scheduler.watcher = watch.InterfaceObserver(recorder)
+    watch.attach(scheduler, scheduler.watcher)
+    managers.watch(scheduler.manager, scheduler.watcher)
+    return recorder
+
+
+def engine_info(scheduler: Any, depth: str = "groups") -> EngineInfo:
     """An engine with this scheduler's layout."""
     return EngineInfo(
+        depth=depth,
         engine_id="bench", incarnation_id="bench", model="bench", started_at=0.0,
         kvlens_version="bench", vllm_version="bench",
         layout=layout.describe(scheduler, scheduler.kv_cache_config), capacity_chunks=100_000,

@@ -37,37 +37,43 @@ class InterfaceObserver(Observer):
             self._known.add(request.request_id)
             self.added(request, None)
 
-    @contained
     def matched(self, start_ns: int, request: Any, local_tokens: int, answer: Any) -> None:
         """The connector said how many tokens it can load."""
-        tokens, asynchronous = answer
-        if request.request_id not in self._known:
-            self.came(request)
-        hashes = getattr(request, "block_hashes", None) or ()
-        now = monotonic_ns()
-        if tokens:
-            if len(self._answered) >= _MAX_LOADING:
-                self._answered.pop(next(iter(self._answered)))
-            self._answered[request.request_id] = now, bool(asynchronous)
-        # A connector may answer anything; a record holds what can be.
-        if tokens is not None:
-            tokens = min(max(0, int(tokens)), max(0, request.num_tokens - local_tokens))
-        self.sink.append(
-            (
-                facts.LOOKUP,
-                start_ns,
-                request.request_id,
-                now,
-                local_tokens,
-                request.num_tokens,
-                tokens,
-                (),
-                [(hashes, len(hashes))],
-                False,
-                None,
-                None,
+        # Contained by hand, as all that lookups wait for.
+        if "matched" in self.off:
+            return
+        try:
+            tokens, asynchronous = answer
+            request_id = request.request_id
+            if request_id not in self._known:
+                self.came(request)
+            hashes = request.block_hashes
+            now = monotonic_ns()
+            if tokens:
+                self._answered[request_id] = now, bool(asynchronous)
+                if len(self._answered) > _MAX_LOADING:
+                    self._answered.pop(next(iter(self._answered)))
+                most = request.num_tokens - local_tokens
+                if not 0 <= tokens <= most:  # a connector may answer anything
+                    tokens = max(0, min(tokens, most))
+            self.sink.append(
+                (
+                    facts.LOOKUP,
+                    start_ns,
+                    request_id,
+                    now,
+                    local_tokens,
+                    request.num_tokens,
+                    tokens,
+                    (),
+                    [(hashes, len(hashes))],
+                    False,
+                    None,
+                    None,
+                )
             )
-        )
+        except Exception as error:  # noqa: BLE001
+            self._contain("matched", error)
 
     @contained
     def allocated(self, request: Any, blocks: Any, external_tokens: int) -> None:
@@ -138,7 +144,7 @@ class InterfaceObserver(Observer):
         self._answered.pop(request_id, None)
         self._loading.pop(request_id, None)
         self._synchronous.discard(request_id)
-        hashes = getattr(request, "block_hashes", None) or ()
+        hashes = request.block_hashes
         self.sink.append(
             (
                 facts.FINISHED,
