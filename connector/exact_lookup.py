@@ -116,7 +116,7 @@ class BoundaryLookup:
         """Blocks were allocated for this request; its load is prepared next."""
         answer = self._answers.pop(request.request_id, None)
         if answer is not None:
-            status = self._scheduler._req_status[request.request_id]
+            status = self._scheduler._req_status.get(request.request_id)
             tail = getattr(status, "partial_tail_boundary", None)
             self._confirmed = lambda: self._loads(answer, tail, request)
 

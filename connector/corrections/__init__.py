@@ -2,13 +2,15 @@
 
 Each module defines ``NAME``, ``SUMMARY`` and ``FIXED_IN`` (the first vLLM
 release without the defect, None while there is none), ``present()`` (does the
-installed vLLM have it? answered by running vLLM's own code on a small case) and
+installed vLLM have it? answered by running vLLM's own code on a small case),
 ``apply(base)``, which returns a subclass of an ``OffloadingConnectorScheduler``
-class that does not.
+class that does not, and ``cured(cls, rng)``: does such a class answer a made-up case
+as it should? A correction is engaged only if it answers all of them.
 """
 
 from __future__ import annotations
 
+from random import Random
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +36,10 @@ ALL: tuple[ModuleType, ...] = (
     token_watermark,
     reachable_window,
 )
+
+
+PROOF_CASES = 200
+"""Made-up cases that a corrected class must answer before it is used."""
 
 
 def plan(settings: ConnectorSettings, support: Support | None = None) -> list[Correction]:
@@ -80,9 +86,25 @@ def _probe(module: ModuleType) -> tuple[str, str]:
     finally:
         scheduler.logger = logger
     fixed = f"fixed in {module.FIXED_IN}" if module.FIXED_IN else "in all releases that have it"
+    if present and (problem := _uncured(module)) is not None:
+        return "unknown", f"this vLLM has the defect, but its cure is not proved: {problem}"
     if present:
         return "active", f"this vLLM has the defect ({fixed}): {module.SUMMARY}"
     return "not_needed", f"this vLLM does not have the defect ({fixed})"
+
+
+def _uncured(module: ModuleType) -> str | None:
+    """Why the corrected class cannot be trusted on this vLLM; None if it is cured."""
+    rng = Random(0)
+    logger, scheduler.logger = scheduler.logger, _Silent()
+    try:
+        corrected = module.apply(scheduler.OffloadingConnectorScheduler)
+        wrong = sum(not module.cured(corrected, rng) for _ in range(PROOF_CASES))
+    except Exception as error:  # noqa: BLE001 - a vLLM that it was not written for
+        return f"{type(error).__name__}: {error}"
+    finally:
+        scheduler.logger = logger
+    return f"{wrong} of {PROOF_CASES} made-up cases are still wrong" if wrong else None
 
 
 def apply(base: type[Any], planned: list[Correction]) -> type[Any]:

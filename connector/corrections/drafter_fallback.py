@@ -12,6 +12,7 @@ can lower acceptance, never correctness: the target verifies every draft.
 
 from __future__ import annotations
 
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -57,3 +58,17 @@ def apply(base: type[Any]) -> type[Any]:
             super().__init__(spec, _WithoutBlockDrop(vllm_config), kv_cache_config)
 
     return WithoutDrafterFallback
+
+
+def cured(_cls: type[Any], rng: Random) -> bool:
+    """Whether, with block drop, only annotated groups of a made-up layout are drafter groups."""
+    sizes = tuple(16 * rng.randint(1, 8) for _ in range(rng.randint(1, 6)))
+    annotated = [rng.random() < 0.3 for _ in sizes]
+    cache = fakes.kv_cache_config(*(fakes.full_attention(size) for size in sizes))
+    for group, drafter in zip(cache.kv_cache_groups, annotated, strict=True):
+        group.is_eagle_group = drafter
+    drops = SimpleNamespace(use_eagle=lambda: True, use_eagle_block_drop=lambda: True)
+    config = SchedulerOffloadConfig.from_spec(
+        fakes.spec(tokens_per_block=sizes), _WithoutBlockDrop(fakes.vllm_config(drops)), cache
+    )
+    return [bool(group.is_eagle_group) for group in config.kv_group_configs] == annotated

@@ -11,14 +11,17 @@ Correction: blocks below the locally computed boundary look computed.
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 
 from kvlens.connector.corrections import fakes
+from kvlens.connector.corrections.switch import Switch
 
 NAME = "load_start"
 SUMMARY = "a load may start below the locally computed boundary"
@@ -76,15 +79,35 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Hide locally computed blocks from the scan."""
 
+    switch = Switch(NAME)
+
     class WithLoadStart(base):
         def update_state_after_alloc(
             self, request: Any, blocks: Any, num_external_tokens: int
         ) -> None:
-            if num_external_tokens:
+            def hidden() -> Any:
                 status = self._req_status[request.request_id]
-                blocks = hide_computed(
+                return hide_computed(
                     blocks, self.config.kv_group_configs, status.num_locally_computed_tokens
                 )
+
+            if num_external_tokens:
+                blocks = switch(self, hidden, blocks)
             super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     return WithLoadStart
+
+
+def cured(cls: type[Any], rng: Random) -> bool:
+    """Whether a load starts at the local boundary, whatever lies below it."""
+    local = 16 * rng.randint(0, 2)
+    below = [
+        SimpleNamespace(
+            block_id=index + 1, is_null=rng.random() < 0.3, block_hash=rng.choice([None, b"h"])
+        )
+        for index in range(local // 16)
+    ]
+    fresh = SimpleNamespace(block_id=9, is_null=False, block_hash=None)
+    scheduler, request = fakes.allocation_case(cls, local_tokens=local)
+    scheduler.update_state_after_alloc(request, KVCacheBlocks(blocks=([*below, fresh],)), 16)
+    return scheduler.manager.loaded == [bytes([local // 16])]

@@ -11,6 +11,7 @@ first pass, and clips it off otherwise, so asking always is exact.
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -18,6 +19,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 )
 
 from kvlens.connector.corrections import fakes
+from kvlens.connector.corrections.switch import Switch
+from kvlens.telemetry.records import GroupLayout, Layout
+from kvlens.telemetry.search import search
+from kvlens.telemetry.semconv import GroupKind
 
 NAME = "pop_widening"
 SUMMARY = "full-attention drafter groups are popped without asking for one chunk more"
@@ -41,6 +46,8 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Widen prefix queries of drafter groups by one chunk."""
 
+    switch = Switch(NAME)
+
     class WithWidening(base):
         def _maximal_prefix_lookup(
             self,
@@ -50,13 +57,15 @@ def apply(base: type[Any]) -> type[Any]:
             group_config: Any,
             start_chunk_idx: int,
         ) -> int | None:
-            if group_config.is_eagle_group:
+            def widened() -> Any:
                 status = self._req_status[req.request_id]
                 index = self._kvlens_group_position[group_config.group_idx]
                 every = status.group_states[index].offload_keys
                 end = start_chunk_idx + len(keys)
-                if end < len(every):
-                    keys = every[start_chunk_idx : end + 1]
+                return every[start_chunk_idx : end + 1] if end < len(every) else keys
+
+            if group_config.is_eagle_group:
+                keys = switch(self, widened, keys)
             found: int | None = super()._maximal_prefix_lookup(
                 keys, req_context, req, group_config, start_chunk_idx
             )
@@ -70,3 +79,31 @@ def apply(base: type[Any]) -> type[Any]:
             }
 
     return WithWidening
+
+
+def cured(cls: type[Any], rng: Random) -> bool:
+    """Whether a lookup of a made-up layout, all resident, reaches what a wider query would."""
+    chunks = [16 * rng.randint(1, 6) for _ in range(rng.randint(1, 4))]
+    drafters = [rng.random() < 0.5 for _ in chunks]
+    tokens = rng.randint(16, 512)
+    scheduler, status = fakes.lookup_case(
+        cls,
+        [(fakes.full_attention(c), c, d) for c, d in zip(chunks, drafters, strict=True)],
+        tokens,
+    )
+    scheduler._kvlens_group_position = dict(enumerate(range(len(chunks))))
+    layout = Layout(
+        groups=[
+            GroupLayout(
+                kv_group=index,
+                group_kind=str(GroupKind.FULL_ATTENTION),
+                tokens_per_block=chunk,
+                tokens_per_chunk=chunk,
+            )
+            for index, chunk in enumerate(chunks)
+        ],
+        tokens_per_hash=16,
+    )
+    popped = [index for index, drafter in enumerate(drafters) if drafter]
+    reached = search(layout, lambda *_: True, 0, tokens, drafters=popped, widen=True)
+    return fakes.run_lookup(scheduler, status) == reached

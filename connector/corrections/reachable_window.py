@@ -13,6 +13,7 @@ none where vLLM's own window is that one.
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -20,9 +21,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 )
 
 from kvlens.connector.corrections import fakes
+from kvlens.connector.corrections.switch import Switch
 from kvlens.connector.layout import describe_group
 from kvlens.telemetry.oracle import required_chunks, whole_boundary
 from kvlens.telemetry.records import GroupLayout, Layout
+from kvlens.telemetry.semconv import GroupKind
 
 NAME = "reachable_window"
 SUMMARY = "of windowed groups only a window is stored at which no load can end"
@@ -49,11 +52,16 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Store the window that a load will need as well."""
 
+    switch = Switch(NAME)
+
     class WithReachableWindows(base):
         _kvlens_groups: list[GroupLayout] | None = None
 
-        def _reachable_store_block_mask(self, **case: Any) -> list[bool] | None:
-            mask: list[bool] | None = super()._reachable_store_block_mask(**case)
+        def _reachable_store_block_mask(self, *args: Any, **case: Any) -> list[bool] | None:
+            mask: list[bool] | None = super()._reachable_store_block_mask(*args, **case)
+            return switch(self, lambda: self._kvlens_mask(mask, case), mask)
+
+        def _kvlens_mask(self, mask: list[bool] | None, case: dict[str, Any]) -> list[bool] | None:
             boundaries = case["reachable_boundaries"]
             if mask is None or not boundaries:
                 return mask
@@ -86,3 +94,33 @@ def _widened(
             at = (chunk - start) * blocks_per_chunk
             mask[at : at + blocks_per_chunk] = [True] * blocks_per_chunk
     return mask
+
+
+def cured(cls: type[Any], rng: Random) -> bool:
+    """Whether a made-up prompt keeps the window at the largest boundary where a load can end."""
+    scheduler, window = fakes.window_case(cls)
+    last = rng.randint(64, 1_000)
+    end = last // 16
+    scheduler._kvlens_groups = groups = [
+        describe_group(group, group.kv_cache_spec, bool(group.is_eagle_group))
+        for group in scheduler.config.kv_group_configs
+    ]
+    states = 16 * rng.randint(1, 16)
+    groups.append(
+        GroupLayout(
+            kv_group=2,
+            group_kind=str(GroupKind.MAMBA),
+            tokens_per_block=states,
+            tokens_per_chunk=states,
+        )
+    )
+    mask = getattr(scheduler, _METHOD)(
+        group_config=window,
+        start_chunk_idx=0,
+        end_chunk_idx=end,
+        final_segment_end_chunk_idx=None,
+        reachable_boundaries=(last,),
+    )
+    boundary = whole_boundary(Layout(groups=groups, tokens_per_hash=1), last + 1)
+    wanted = required_chunks(groups[1], 0, boundary) or ()
+    return mask is None or all(mask[chunk] for chunk in wanted if chunk < end)

@@ -10,6 +10,7 @@ Correction: a finished request is offloadable up to
 
 from __future__ import annotations
 
+from random import Random
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -18,6 +19,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 from vllm.v1.request import RequestStatus
 
 from kvlens.connector.corrections import fakes
+from kvlens.connector.corrections.switch import Switch
 
 NAME = "token_watermark"
 SUMMARY = "the block that holds the last sampled token's unwritten slot is stored"
@@ -33,13 +35,27 @@ def present() -> bool:
 def apply(base: type[Any]) -> type[Any]:
     """Clamp what a finished request may offload."""
 
+    switch = Switch(NAME)
+
     class WithWatermark(base):
         def _calc_num_offloadable_tokens(self, req_status: Any, num_computed_tokens: int) -> int:
-            request = req_status.req
-            if request.is_finished() and request.status is not RequestStatus.FINISHED_ABORTED:
-                written = max(request.num_prompt_tokens, request.num_tokens - 1)
-                num_computed_tokens = min(num_computed_tokens, written)
+            def written() -> int:
+                request = req_status.req
+                if not request.is_finished() or request.status is RequestStatus.FINISHED_ABORTED:
+                    return num_computed_tokens
+                final = max(request.num_prompt_tokens, request.num_tokens - 1)
+                return int(min(num_computed_tokens, final))
+
+            num_computed_tokens = switch(self, written, num_computed_tokens)
             tokens: int = super()._calc_num_offloadable_tokens(req_status, num_computed_tokens)
             return tokens
 
     return WithWatermark
+
+
+def cured(cls: type[Any], rng: Random) -> bool:
+    """Whether a made-up finished request offers no chunk whose last slot was never written."""
+    prompt = rng.randint(1, 200)
+    total = prompt + rng.randint(1, 100)
+    offered = fakes.finished_store_case(cls, prompt=prompt, total=total)
+    return offered == max(prompt, total - 1) // 16

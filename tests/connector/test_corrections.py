@@ -8,11 +8,13 @@ pytest.importorskip("vllm")
 
 from packaging.version import Version
 from scheduling import Group, Request, add, build, served, store_all
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import RequestOffloadState
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import RequestStatus
 
 from kvlens.connector import corrections, support
 from kvlens.connector.config import ConfigError, load
+from kvlens.connector.corrections import switch as switching
 
 AFFECTED = Version(support.vllm_version()) < Version("0.30")
 NAMES = [module.NAME for module in corrections.ALL]
@@ -208,3 +210,52 @@ def test_a_window_that_is_reached_already_costs_nothing():
         return chunks_kept(scheduler, 1, prompt=300)
 
     assert kept({}) == kept(without("reachable_window"))
+
+
+ACTIVE = [
+    module
+    for module, item in zip(corrections.ALL, corrections.plan(load({}, {})), strict=True)
+    if item.state == "active"
+]
+
+
+@pytest.mark.parametrize("module", ACTIVE, ids=lambda module: module.NAME)
+def test_without_its_cure_a_correction_is_not_engaged(monkeypatch, module):
+    """The after-probe: it fails on vLLM's own code, so that it can tell a cure from none."""
+    monkeypatch.setattr(module, "apply", lambda base: base)
+    if hasattr(module, "_WithoutBlockDrop"):
+        monkeypatch.setattr(module, "_WithoutBlockDrop", lambda config: config)
+    if hasattr(module, "_Released"):
+        monkeypatch.setattr(module, "_Released", RequestOffloadState)
+    planned = {item.name: item for item in corrections.plan(load({}, {}))}
+    assert planned[module.NAME].state == "unknown"
+    assert "its cure is not proved" in planned[module.NAME].reason
+
+
+@pytest.mark.parametrize("module", ACTIVE, ids=lambda module: module.NAME)
+def test_a_cure_that_raises_is_not_engaged(monkeypatch, module):
+    def broken(*_):
+        raise TypeError("another shape")
+
+    monkeypatch.setattr(module, "cured", broken)
+    planned = {item.name: item for item in corrections.plan(load({}, {}))}
+    assert planned[module.NAME].reason.endswith("not proved: TypeError: another shape")
+
+
+def test_a_correction_that_fails_while_serving_is_off_and_stock_answers(monkeypatch, caplog):
+    monkeypatch.setattr(switching, "raise_errors", lambda: False)
+    told, switch = [], switching.Switch("load_start")
+    scheduler = SimpleNamespace(observer=SimpleNamespace(failed=lambda *args: told.append(args)))
+    calls = []
+
+    def change():
+        calls.append(1)
+        raise KeyError("gone")
+
+    assert [switch(scheduler, change, "stock") for _ in range(3)] == ["stock"] * 3
+    assert len(calls) == len(told) == 1
+    assert caplog.text.count("off until the engine restarts") == 1
+    with monkeypatch.context() as raising:
+        raising.setattr(switching, "raise_errors", lambda: True)
+        with pytest.raises(KeyError):
+            switching.Switch("load_start")(scheduler, change, "stock")
