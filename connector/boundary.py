@@ -203,6 +203,10 @@ class Search:
         self._scanned: dict[int, tuple[int, bool]] = {}
         """Full attention: hits known beforehand, and whether a miss follows."""
         self._hopeful = True
+        self.attention: int | None = None
+        """Boundary that full attention alone would leave, before the windows lower it: 0 if not
+        sure, or if there is none of it; None without windows, or if too little is left for them.
+        """
         self.pending = False
         """Whether any answer is still to come; asking may then have moved chunks."""
 
@@ -219,6 +223,8 @@ class Search:
             if boundary <= local:
                 return local
             boundary = min(boundary, self._scan(rule, boundary))
+        if boundary > local and self._rules.windowed:
+            self.attention = boundary if self._rules.full and not self.pending else 0
         return self._windows(boundary)
 
     def certain(self, boundary: int) -> bool:

@@ -35,6 +35,9 @@ SEARCH = (
     else "_lookup"
 )
 """vLLM's search over complete chunks: 0.28 split it off, to extend its answer by a partial tail."""
+JUNCTION = "_maybe_register_shared_prefix_junction"
+TELLS_ATTENTION = hasattr(OffloadingConnectorScheduler, JUNCTION)
+"""Whether that search also says how far full attention alone would reach (0.34)."""
 _VOLATILE_TIERS = frozenset({"example", "p2p"})
 """Secondary tiers whose content is gone once their engines are."""
 
@@ -194,6 +197,18 @@ def tokens_per_hash(scheduler_config: Any) -> int:
     """Tokens of one block hash; 0.27 does not keep the number itself."""
     group = scheduler_config.kv_group_configs[0]
     return int(group.tokens_per_chunk // group.hashes_per_chunk)
+
+
+def hit_tokens(found: Any) -> int | None:
+    """Tokens that vLLM's search found; None to be asked again later."""
+    tokens: int | None = found[0] if TELLS_ATTENTION else found
+    return tokens
+
+
+def reads_no_tier(request: Any) -> bool:
+    """Whether a request loads nothing, by its own parameters; 0.34 has a name for it."""
+    older = getattr(request, "skip_reading_prefix_cache", False)
+    return bool(getattr(request, "skip_reading_external_kv", older))
 
 
 def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:

@@ -79,7 +79,7 @@ class Observer:
                 request.arrival_time,
                 request.num_prompt_tokens,
                 getattr(request, "trace_headers", None),
-                bool(getattr(request, "skip_reading_prefix_cache", False)),
+                compat.reads_no_tier(request),
                 getattr(status, "max_offload_tokens", None),
                 getattr(status, "max_load_tokens", None),
             )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -147,6 +148,9 @@ def _build(scenario: Scenario, settings: dict[str, Any]) -> Engine:
     )
     transfers = Transfers(scenario.transfer_steps, _PAGE_BYTES, scenario.step_seconds)
     connector_worker.connector_worker.worker = transfers
+    # 0.34 turns blocks into addresses before it hands them over: of no tensors here.
+    no_tensors = SimpleNamespace(tensors=[], group_data_refs=[[] for _ in cache.kv_cache_groups])
+    connector_worker.connector_worker._kv_caches = no_tensors
     worker.measure_jobs(connector_worker.connector_worker)
     return Engine(
         vllm_config=vllm_config,

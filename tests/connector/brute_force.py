@@ -246,6 +246,7 @@ def run(case: Case, mode: str) -> Run:
             enable_prefix_caching=case.prefix_caching, prefix_cache_retention_interval=None
         ),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
+        num_hash_lookahead_tokens=0,
     )
     cache_groups = []
     for index, group in enumerate(case.groups):

@@ -139,6 +139,7 @@ def build(
             enable_prefix_caching=True, prefix_cache_retention_interval=retention_interval
         ),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
+        num_hash_lookahead_tokens=0,
     )
     cache_groups = []
     for index, group in enumerate(groups):
