@@ -176,6 +176,14 @@ def caps_loads() -> bool:
     return "max_load_tokens" in RequestOffloadState.__slots__
 
 
+def cap_spares_token() -> bool:
+    """Whether a limit on what is loaded is lowered by the token that windows leave over.
+
+    0.34 lowers the request's tokens by it, and then applies the limit.
+    """
+    return not TELLS_ATTENTION
+
+
 def loads_synchronously() -> bool:
     """Whether a small load can be part of the step that needs it (0.33)."""
     return hasattr(OffloadingConnectorScheduler, "_reserve_sync_load")
@@ -203,12 +211,6 @@ def hit_tokens(found: Any) -> int | None:
     """Tokens that vLLM's search found; None to be asked again later."""
     tokens: int | None = found[0] if TELLS_ATTENTION else found
     return tokens
-
-
-def reads_no_tier(request: Any) -> bool:
-    """Whether a request loads nothing, by its own parameters; 0.34 has a name for it."""
-    older = getattr(request, "skip_reading_prefix_cache", False)
-    return bool(getattr(request, "skip_reading_external_kv", older))
 
 
 def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:

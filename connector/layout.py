@@ -66,4 +66,5 @@ def describe(scheduler: Any, kv_cache_config: Any) -> Layout:
         tokens_per_hash=compat.tokens_per_hash(config),
         blocks_per_chunk=config.blocks_per_chunk,
         partial_tail=bool(getattr(config, "supports_partial_tail", False)),
+        cap_spares_token=compat.cap_spares_token(),
     )

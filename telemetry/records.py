@@ -56,6 +56,8 @@ class Layout(Struct):
     blocks_per_chunk: Count = 1
     partial_tail: bool = False
     """Whether this vLLM and layout serve a partial last block."""
+    cap_spares_token: bool = True
+    """Whether this vLLM lowers a limit on what is loaded by the token that windows leave over."""
 
     def by_group(self) -> dict[int, GroupLayout]:
         """Groups by ``kv_group``."""

@@ -74,12 +74,13 @@ class _Walk:
         windowed = [group for group in self.layout.groups if not is_full_attention(group)]
         windowed.sort(key=lambda group: _window_chunks(group, self.load_window), reverse=True)
         self.groups = [*filter(is_full_attention, self.layout.groups), *windowed]
-        self.bound = self.tokens
+        spared = int(bool(windowed))  # the last token is computed anew
+        self.bound = self.tokens - spared
         for cap in (self.cap, self.load_cap):
             if cap is not None:
-                self.bound = min(self.bound, self.local + cap)
+                lowered = spared if self.layout.cap_spares_token else 0
+                self.bound = min(self.bound, self.local + cap - lowered)
         if windowed:
-            self.bound -= 1
             for group in filter(is_recurrent, windowed):
                 self.bound -= self.bound % group.tokens_per_chunk
         self.unpopped = self.bound

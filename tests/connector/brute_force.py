@@ -165,6 +165,9 @@ class _Request:
     kv_hints: Any = None
     trace_headers: Any = None
     skip_reading_prefix_cache: bool = False
+    skip_reading_external_kv: bool = False
+    resumable: bool = False
+    shared_prefix_boundary: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -310,7 +313,7 @@ def _computed_blocks(manager: Any, pool: _Pool, local: int, block: int) -> list[
     skipped = max(0, manager.get_num_skipped_tokens(local)) // block
     table = [pool.null_block] * min(skipped, local // block)
     for held in pool.get_new_blocks(local // block - len(table)):
-        held._block_hash = b"cached"
+        setattr(held, "_block_hash" if hasattr(held, "_block_hash") else "block_hash", b"cached")
         table.append(held)
     return table
 

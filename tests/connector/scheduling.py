@@ -69,13 +69,24 @@ class Request:
     trace_headers: Any = None
     arrival_time: float = 1000.0
     skip_reading_prefix_cache: bool = False
+    resumable: bool = False
     shared_prefix_boundary: Any = None
-    num_computed_tokens: int = 0
+    num_computed_tokens: int = -1
+    """By default all that have KV: the last sampled token has none."""
+    num_in_flight_tokens: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_computed_tokens < 0:
+            self.num_computed_tokens = max(self.num_prompt_tokens, self.num_tokens - 1)
 
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.output_tokens
+
+    @property
+    def skip_reading_external_kv(self) -> bool:
+        return self.skip_reading_prefix_cache
 
     @property
     def block_hashes(self) -> list[bytes]:

@@ -76,7 +76,8 @@ class Spy(OffloadingConnectorScheduler):
         windows = {i: c.sliding_window_size_in_chunks for i, c in enumerate(configs)}
         windowed = sorted((i for i in windows if windows[i]), key=windows.__getitem__, reverse=True)
         self.asked: list[tuple[int, int, int, int | None]] = []
-        self.config = SimpleNamespace(kv_group_configs=configs)
+        self.config = SimpleNamespace(kv_group_configs=configs, tokens_per_hash=1)
+        self.use_lookahead_block_hashes = False
         self.manager = SimpleNamespace(lookup=lambda key, _: LookupResult[results.get(key, "MISS")])
         self._full_attention_groups = tuple(i for i in windows if not windows[i])
         self._sliding_window_groups = tuple(windowed)
@@ -126,7 +127,10 @@ class Case:
             for group in self.layout.groups
         ]
         status = SimpleNamespace(
-            req=SimpleNamespace(num_tokens=self.tokens, request_id="r"), req_context=None,
+            req=SimpleNamespace(
+                num_tokens=self.tokens, request_id="r", block_hashes=range(self.tokens)
+            ),
+            req_context=None,
             num_locally_computed_tokens=self.local, max_load_tokens=self.load_cap,
             group_states=[SimpleNamespace(offload_keys=every) for every in keys],
         )  # fmt: skip
@@ -148,6 +152,7 @@ def cases(odd: Sequence[str] = (), count: int = 2500) -> Iterator[Case]:
     rng = random.Random(52735)
     for _ in range(count):
         layout, tokens = random_layout(rng, KINDS, RETAINS), rng.randint(1, 120)
+        layout.cap_spares_token = compat.cap_spares_token()
         local = rng.choice([0, 0, rng.randrange(tokens)])
         cap = rng.choice([None, rng.randint(0, 120)]) if compat.bounds_by_other_groups() else None
         load_cap = rng.choice([None, None, rng.randint(0, 120)]) if compat.caps_loads() else None
