@@ -13,6 +13,7 @@ from typing import Any
 
 import vllm
 from packaging.version import InvalidVersion, Version
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import config, scheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     GroupOffloadConfig,
@@ -148,6 +149,16 @@ def drops_last_block(vllm_config: Any) -> bool:
         if method is not None:
             return bool(method())
     return False
+
+
+def hashes_look_ahead() -> bool:
+    """Whether a block's hash can cover tokens after the block (0.34)."""
+    return "num_hash_lookahead_tokens" in VllmConfig.__dataclass_fields__
+
+
+def hash_lookahead(vllm_config: Any) -> int:
+    """Tokens after a block that its hash covers as well (0.34, with EAGLE or MTP), else 0."""
+    return int(getattr(vllm_config, "num_hash_lookahead_tokens", 0))
 
 
 def reaches_load_window() -> bool:

@@ -25,6 +25,7 @@ from kvlens.connector.fallback import StockFallback
 from kvlens.connector.observer import raise_errors
 from kvlens.connector.partial_tail import PartialTails
 from kvlens.telemetry.facts import group_of
+from kvlens.telemetry.records import Layout
 
 
 class _Answer(NamedTuple):
@@ -60,14 +61,11 @@ class _Remembering:
 class BoundaryLookup:
     """The lookups of one ``OffloadingConnectorScheduler``."""
 
-    def __init__(self, scheduler: Any, kv_cache_config: Any, settings: ConnectorSettings) -> None:
-        """Describe the scheduler's groups and watch what its manager is asked to load."""
+    def __init__(self, scheduler: Any, shape: Layout, settings: ConnectorSettings) -> None:
+        """Take the scheduler's groups and watch what its manager is asked to load."""
         self._scheduler = scheduler
         groups = scheduler.config.kv_group_configs
-        self._rules = Rules.of(
-            layout.describe(scheduler, kv_cache_config),
-            [group.sliding_window_size_in_chunks for group in groups],
-        )
+        self._rules = Rules.of(shape, [group.sliding_window_size_in_chunks for group in groups])
         self._step = lcm(*(group.tokens_per_block for group in groups))
         self._positions = {group.group_idx: index for index, group in enumerate(groups)}
         self._tails = None
@@ -290,7 +288,8 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
 
         def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
             super().__init__(spec, vllm_config, kv_cache_config)
-            self.boundary_lookup = BoundaryLookup(self, kv_cache_config, settings)
+            shape = layout.describe(self, kv_cache_config, vllm_config)
+            self.boundary_lookup = BoundaryLookup(self, shape, settings)
 
         def _lookup(self, req_status: Any, *args: Any, **kwargs: Any) -> int | None:
             answer: int | None

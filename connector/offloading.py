@@ -83,7 +83,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             started_at=time.time(),
             kvlens_version=kvlens.telemetry.__version__,
             vllm_version=compat.vllm_version(),
-            layout=layout.describe(self.connector_scheduler, kv_cache_config),
+            layout=layout.describe(self.connector_scheduler, kv_cache_config, vllm_config),
             lookup=self._settings.lookup.value,
             corrections=planned,
             dp_rank=compat.dp_rank(vllm_config),

@@ -24,6 +24,7 @@ TRAITS: dict[str, Callable[[], bool]] = {
     "max_load_tokens": compat.caps_loads,
     "synchronous loads": compat.loads_synchronously,
     "manager lock": compat.locks_manager,
+    "lookahead hashes": compat.hashes_look_ahead,
 }
 """What a release's own search and its surroundings do; explained in the document."""
 

@@ -98,8 +98,9 @@ class _Walk:
     def open(self, group: GroupLayout) -> bool:
         """Fit the boundary to this group's chunks; False if less than one is left."""
         chunk = group.tokens_per_chunk
-        self.bound = min(self.bound, self.tokens // chunk * chunk)
-        self.unpopped = min(self.unpopped, self.tokens // chunk * chunk)
+        keyed = group.chunks(self.tokens) * chunk
+        self.bound = min(self.bound, keyed)
+        self.unpopped = min(self.unpopped, keyed)
         if self.load_cap is not None:
             self.bound -= self.bound % chunk
         return self.bound - self.local >= chunk
@@ -255,7 +256,7 @@ def _query_stop(walk: _Walk, group: GroupLayout, widen: bool) -> int:
     stop = walk.bound
     if walk.pops(group) and (widen or not is_full_attention(group)):
         stop += chunk
-    return min(-(-stop // chunk), walk.tokens // chunk)
+    return min(-(-stop // chunk), group.chunks(walk.tokens))
 
 
 def _window_hits(walk: _Walk, group: GroupLayout, holds: Holds, chunks: range) -> int:

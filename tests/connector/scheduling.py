@@ -62,6 +62,8 @@ class Request:
     num_prompt_tokens: int
     output_tokens: int = 0
     tokens_per_hash: int = 16
+    lookahead: int = 0
+    """Tokens after a block that its hash covers as well."""
     seed: int = 1
     status: Any = RequestStatus.RUNNING
     kv_transfer_params: Any = None
@@ -90,7 +92,7 @@ class Request:
 
     @property
     def block_hashes(self) -> list[bytes]:
-        count = self.num_tokens // self.tokens_per_hash
+        count = max(0, self.num_tokens - self.lookahead) // self.tokens_per_hash
         return [hashlib.sha256(f"{self.seed}/{index}".encode()).digest() for index in range(count)]
 
     def is_finished(self) -> bool:
@@ -116,6 +118,7 @@ def build(
     extra_config: dict[str, Any] | None = None,
     cls: type[Any] | None = None,
     retention_interval: int | None = None,
+    lookahead: int = 0,
 ) -> Any:
     """The scheduler of this vLLM with the corrections that ``settings`` ask for.
 
@@ -150,7 +153,7 @@ def build(
             enable_prefix_caching=True, prefix_cache_retention_interval=retention_interval
         ),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
-        num_hash_lookahead_tokens=0,
+        num_hash_lookahead_tokens=lookahead,
     )
     cache_groups = []
     for index, group in enumerate(groups):
