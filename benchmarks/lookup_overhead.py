@@ -152,7 +152,7 @@ def engine_info(scheduler: Any, depth: str = "groups") -> EngineInfo:
         depth=depth,
         engine_id="bench", incarnation_id="bench", model="bench", started_at=0.0,
         kvlens_version="bench", vllm_version="bench",
-        layout=layout.describe(scheduler, scheduler.kv_cache_config), capacity_chunks=100_000,
+        layout=layout.describe(scheduler, scheduler.kv_cache_config, None), capacity_chunks=100_000,
     )  # fmt: skip
 
 

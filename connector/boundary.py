@@ -48,6 +48,8 @@ class Rule:
     block: int
     pop: int
     """Chunks to be found beyond the boundary: 1 for a drafter group."""
+    ahead: int = 0
+    """Tokens after a chunk that its key covers as well."""
     state: bool = False
     """A recurrent group: one state, at the end of a chunk."""
     reach: int | None = None
@@ -56,6 +58,10 @@ class Rule:
     """Chunked local attention: tokens of one attention chunk."""
     most_blocks: int | None = None
     """Blocks that vLLM lets a windowed group load, where a window can exceed that."""
+
+    def exist(self, tokens: int) -> int:
+        """Chunks of so many tokens that have a key."""
+        return max(0, tokens - self.ahead) // self.chunk
 
     def chunks(self, local: int, boundary: int) -> range:
         """Chunks of which allocation leaves blocks to load for ``boundary``."""
@@ -116,7 +122,7 @@ class Rules:
         if cap is not None:
             boundary = min(boundary, local + cap)
         for rule in self.full:
-            boundary = min(boundary, (tokens // rule.chunk - rule.pop) * rule.chunk)
+            boundary = min(boundary, (rule.exist(tokens) - rule.pop) * rule.chunk)
         for rule in self.windowed:
             if rule.state:
                 boundary -= boundary % rule.chunk
@@ -131,7 +137,7 @@ class Rules:
             stop = chunks.stop + rule.pop
             if (
                 (rule.state and boundary % chunk)
-                or stop > tokens // chunk
+                or stop > rule.exist(tokens)
                 or rule.fitting(local, boundary) < boundary
             ):
                 return False
@@ -159,7 +165,8 @@ def _rule(position: int, group: GroupLayout, blocks_per_chunk: int, window: int 
         position=position,
         chunk=group.tokens_per_chunk,
         block=group.tokens_per_block,
-        pop=int(group.drafter),
+        pop=group.pop,
+        ahead=group.hash_lookahead,
         state=is_recurrent(group),
         reach=reach,
         span=group.attention_chunk,
@@ -203,6 +210,10 @@ class Search:
         self._scanned: dict[int, tuple[int, bool]] = {}
         """Full attention: hits known beforehand, and whether a miss follows."""
         self._hopeful = True
+        self.attention: int | None = None
+        """Boundary that full attention alone would leave, before the windows lower it: 0 if not
+        sure, or if there is none of it; None without windows, or if too little is left for them.
+        """
         self.pending = False
         """Whether any answer is still to come; asking may then have moved chunks."""
 
@@ -219,6 +230,8 @@ class Search:
             if boundary <= local:
                 return local
             boundary = min(boundary, self._scan(rule, boundary))
+        if boundary > local and self._rules.windowed:
+            self.attention = boundary if self._rules.full and not self.pending else 0
         return self._windows(boundary)
 
     def certain(self, boundary: int) -> bool:
@@ -311,7 +324,7 @@ class Search:
     def _scan(self, rule: Rule, boundary: int) -> int:
         chunk, position = rule.chunk, rule.position
         start = self._local // chunk
-        stop = min(-(-boundary // chunk) + rule.pop, self._tokens // chunk)
+        stop = min(-(-boundary // chunk) + rule.pop, rule.exist(self._tokens))
         hits, missed = self._scanned.get(position, (0, False))
         end = start + hits
         if missed:
@@ -340,7 +353,7 @@ class Search:
     def _below(self, rule: Rule, boundary: int) -> int:
         """Largest boundary up to ``boundary`` for which this group has what it needs."""
         local, chunk, pop, span = self._local, rule.chunk, rule.pop, rule.span
-        exists = self._tokens // chunk
+        exists = rule.exist(self._tokens)
         while boundary > local:
             boundary = rule.fitting(local, boundary - boundary % chunk if rule.state else boundary)
             if boundary <= local:

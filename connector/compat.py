@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import config, scheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     GroupOffloadConfig,
@@ -24,6 +25,14 @@ SEARCH = (
     else "_lookup"
 )
 """vLLM's search over complete chunks: 0.28 split it off, to extend its answer by a partial tail."""
+JUNCTION = "_maybe_register_shared_prefix_junction"
+TELLS_ATTENTION = hasattr(OffloadingConnectorScheduler, JUNCTION)
+"""Whether that search also says how far full attention alone would reach (0.34)."""
+
+
+def hashes_look_ahead() -> bool:
+    """Whether a block's hash can cover tokens after the block (0.34)."""
+    return "num_hash_lookahead_tokens" in VllmConfig.__dataclass_fields__
 
 
 def reaches_load_window() -> bool:
@@ -52,6 +61,14 @@ def caps_loads() -> bool:
     return "max_load_tokens" in RequestOffloadState.__slots__
 
 
+def cap_spares_token() -> bool:
+    """Whether a limit on what is loaded is lowered by the token that windows leave over.
+
+    0.34 lowers the request's tokens by it, and then applies the limit.
+    """
+    return not TELLS_ATTENTION
+
+
 def loads_synchronously() -> bool:
     """Whether a small load can be part of the step that needs it (0.33)."""
     return hasattr(OffloadingConnectorScheduler, "_reserve_sync_load")
@@ -73,6 +90,12 @@ def tokens_per_hash(scheduler_config: Any) -> int:
     """Tokens of one block hash; 0.27 does not keep the number itself."""
     group = scheduler_config.kv_group_configs[0]
     return int(group.tokens_per_chunk // group.hashes_per_chunk)
+
+
+def hit_tokens(found: Any) -> int | None:
+    """Tokens that vLLM's search found; None to be asked again later."""
+    tokens: int | None = found[0] if TELLS_ATTENTION else found
+    return tokens
 
 
 def retention_interval(scheduler_config: Any) -> int | None:

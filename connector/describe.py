@@ -46,6 +46,7 @@ def layout(vllm_config: Any, kv_cache_config: Any) -> Layout:
                 window=getattr(spec, "sliding_window", None),
                 attention_chunk=getattr(spec, "attention_chunk_size", None),
                 drafter=bool(getattr(group, "is_eagle_group", False)),
+                hash_lookahead=engine_facts.hash_lookahead(vllm_config),
             )
         )
     return Layout(groups=groups, tokens_per_hash=gcd(*(g.tokens_per_block for g in groups)))

@@ -53,3 +53,8 @@ def hash_seed_fixed(vllm_config: Any) -> bool:
         return True
     algorithm = str(vllm_config.cache_config.prefix_caching_hash_algo)
     return hasattr(kv_cache_utils, "DEFAULT_NONE_HASH_SEED") and "xxhash" not in algorithm
+
+
+def hash_lookahead(vllm_config: Any) -> int:
+    """Tokens after a block that its hash covers as well (0.34, with EAGLE or MTP), else 0."""
+    return int(getattr(vllm_config, "num_hash_lookahead_tokens", 0))

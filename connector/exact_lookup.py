@@ -25,6 +25,7 @@ from kvlens.connector.fallback import StockFallback
 from kvlens.connector.observer import load_cap, raise_errors
 from kvlens.connector.partial_tail import PartialTails
 from kvlens.telemetry.facts import group_of
+from kvlens.telemetry.records import Layout
 
 
 class _Answer(NamedTuple):
@@ -60,14 +61,11 @@ class _Remembering:
 class BoundaryLookup:
     """The lookups of one ``OffloadingConnectorScheduler``."""
 
-    def __init__(self, scheduler: Any, kv_cache_config: Any, settings: ConnectorSettings) -> None:
-        """Describe the scheduler's groups and watch what its manager is asked to load."""
+    def __init__(self, scheduler: Any, shape: Layout, settings: ConnectorSettings) -> None:
+        """Take the scheduler's groups and watch what its manager is asked to load."""
         self._scheduler = scheduler
         groups = scheduler.config.kv_group_configs
-        self._rules = Rules.of(
-            layout.describe(scheduler, kv_cache_config),
-            [group.sliding_window_size_in_chunks for group in groups],
-        )
+        self._rules = Rules.of(shape, [group.sliding_window_size_in_chunks for group in groups])
         self._step = lcm(*(group.tokens_per_block for group in groups))
         self._positions = {group.group_idx: index for index, group in enumerate(groups)}
         self._tails = None
@@ -78,6 +76,8 @@ class BoundaryLookup:
         self.remembering: _Remembering | None = None
         """What vLLM's search has asked of windowed groups, while it runs."""
         self.fallback = StockFallback(settings.fallback_file)
+        self.attention: int | None = None
+        """How far attention alone reached in the last search of our own (``Search.attention``)."""
         self._answers: dict[str, _Answer] = {}
         self._confirmed: Callable[[], list[bytes]] | None = None
         """What was found for the request whose load is prepared next."""
@@ -163,6 +163,7 @@ class BoundaryLookup:
         search = self._search(status)
         cap = load_cap(status, max_new_tokens)
         boundary = search.largest(cap)
+        self.attention = search.attention
         self._record(search, boundary, status)
         tail = None
         if self._exact and self._tails is not None:
@@ -287,13 +288,17 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
 
         def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
             super().__init__(spec, vllm_config, kv_cache_config)
-            self.boundary_lookup = BoundaryLookup(self, kv_cache_config, settings)
+            shape = layout.describe(self, kv_cache_config, vllm_config)
+            self.boundary_lookup = BoundaryLookup(self, shape, settings)
 
         def _lookup(self, req_status: Any, *args: Any, **kwargs: Any) -> int | None:
             answer: int | None
             if self.boundary_lookup.finds_tails():
                 req_status.partial_tail_boundary = None
-                answer = getattr(self, compat.SEARCH)(req_status, *args, **kwargs)
+                found = getattr(self, compat.SEARCH)(req_status, *args, **kwargs)
+                answer = compat.hit_tokens(found)
+                if compat.TELLS_ATTENTION and None not in found:
+                    getattr(self, compat.JUNCTION)(req_status, found[1], answer)
             else:
                 answer = super()._lookup(req_status, *args, **kwargs)
             return answer
@@ -324,12 +329,20 @@ def apply(base: type[Any], settings: ConnectorSettings) -> type[Any]:
 
     stock = getattr(base, compat.SEARCH)
 
-    def search(self: Any, req_status: Any, *args: Any, **kwargs: Any) -> int | None:
+    def search(self: Any, req_status: Any, *args: Any, **kwargs: Any) -> Any:
         cap = kwargs.get("max_num_new_tokens", args[0] if args else None)
-        answer: int | None = self.boundary_lookup.answer(
-            req_status, lambda: stock(self, req_status, *args, **kwargs), cap
-        )
-        return answer
+        lookup: BoundaryLookup = self.boundary_lookup
+        lookup.attention = None
+        theirs: list[Any] = []
+
+        def ask() -> int | None:
+            theirs.append(stock(self, req_status, *args, **kwargs))
+            return compat.hit_tokens(theirs[0])
+
+        answer = lookup.answer(req_status, ask, cap)
+        if not compat.TELLS_ATTENTION:
+            return answer
+        return answer, theirs[0][1] if theirs else lookup.attention
 
     setattr(WithBoundaryLookup, compat.SEARCH, search)
     return WithBoundaryLookup

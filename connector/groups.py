@@ -17,7 +17,7 @@ def engine(
     spec = building.spec
     return EngineInfo(
         **describe.identity(vllm_config, support, "OffloadingConnector"),
-        layout=layout.describe(scheduler, kv_cache_config),
+        layout=layout.describe(scheduler, kv_cache_config, vllm_config),
         lookup=scheduler.lookup_mode,
         depth=str(Depth.GROUPS),
         corrections=building.planned,

@@ -9,7 +9,7 @@ real blocks, real bytes, asynchronous as on a GPU.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -97,10 +97,9 @@ class HostMemoryWorker(OffloadingWorker):
 
     def _groups(self, gpu: Any, host: Any) -> Any:
         """Yield (group, block ids, slot ids, page in slot), one entry per block each."""
-        gpu_at = host_at = 0
-        for group, (count, first) in enumerate(
-            zip(gpu.group_sizes, gpu.block_indices, strict=True)
-        ):
+        host_at = 0
+        for group, first, block_ids in self._blocks(gpu):
+            count = len(block_ids)
             if not count:
                 continue
             # The first block may lie inside a chunk: skip the pages before it.
@@ -109,12 +108,27 @@ class HostMemoryWorker(OffloadingWorker):
             slot_ids = host.block_ids[host_at : host_at + slot_count]
             yield (
                 group,
-                torch.from_numpy(gpu.block_ids[gpu_at : gpu_at + count].astype(np.int64)),
+                torch.from_numpy(block_ids.astype(np.int64)),
                 torch.from_numpy(slot_ids[pages // self._blocks_per_chunk].astype(np.int64)),
                 torch.from_numpy(pages % self._blocks_per_chunk),
             )
-            gpu_at += count
             host_at += slot_count
+
+    def _blocks(self, gpu: Any) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(group, index of its first block in the prompt, block ids); vLLM 0.34 gives addresses."""
+        addresses = getattr(gpu, "ptrs", None)
+        counts = gpu.group_sizes if addresses is None else gpu.group_block_counts
+        at = 0
+        for group, (count, first) in enumerate(zip(counts, gpu.block_indices, strict=True)):
+            if addresses is None:
+                yield group, first, gpu.block_ids[at : at + count]
+                at += count
+                continue
+            refs = self._caches.group_data_refs[group]
+            tensor = self._caches.tensors[refs[0].tensor_idx].tensor
+            here = addresses[at : at + count] - np.uint64(tensor.data_ptr())
+            yield group, first, here // np.uint64(tensor.stride(0) * tensor.element_size())
+            at += count * len(refs)  # all blocks of one tensor, then all of the next
 
 
 def _zeros(slots: int, size: int) -> torch.Tensor:

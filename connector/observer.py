@@ -101,7 +101,7 @@ class Observer:
                 request.arrival_time,
                 request.num_prompt_tokens,
                 getattr(request, "trace_headers", None),
-                bool(getattr(request, "skip_reading_prefix_cache", False)),
+                _reads_no_tier(request),
                 getattr(status, "max_offload_tokens", None),
                 getattr(status, "max_load_tokens", None),
             )
@@ -293,6 +293,12 @@ class Observer:
     def reset(self) -> None:
         """The offload tier was emptied."""
         self.sink.append((facts.RESET, monotonic_ns()))
+
+
+def _reads_no_tier(request: Any) -> bool:
+    """Whether a request loads nothing, by its own parameters; 0.34 has a name for it."""
+    older = getattr(request, "skip_reading_prefix_cache", False)
+    return bool(getattr(request, "skip_reading_external_kv", older))
 
 
 def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:

@@ -35,7 +35,9 @@ class PartialTails:
         )
         self._positions = {g.group_idx: i for i, g in enumerate(config.kv_group_configs)}
         # 0.33: a drafter group's key lies this far beyond, the volatile rest included.
-        self._margins: dict[int, int] = getattr(scheduler, "_eagle_proof_margins", {})
+        # 0.34: unless hashes look ahead, and nothing is volatile.
+        margins: dict[int, int] = getattr(scheduler, "_eagle_proof_margins", {})
+        self._margins = {} if getattr(scheduler, "use_lookahead_block_hashes", False) else margins
 
     def keys(self, request: Any, boundary: int) -> Iterator[tuple[Any, int, bytes]]:
         """Group, tokens that its key stands for, and that key, for a tail up to ``boundary``."""

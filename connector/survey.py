@@ -31,6 +31,7 @@ def traits() -> dict[str, bool]:
         "max_load_tokens": compat.caps_loads,
         "synchronous loads": compat.loads_synchronously,
         "manager lock": compat.locks_manager,
+        "lookahead hashes": compat.hashes_look_ahead,
     }
     return {name: has() for name, has in asked.items()}
 

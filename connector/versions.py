@@ -49,8 +49,9 @@ SUPPORTED: tuple[Engine, ...] = (
     Engine("0.30.0", Level.SCHEDULER),
     Engine("0.31.0", Level.SCHEDULER),
     Engine("0.32.0", Level.SERVER, environment=".venv"),
-    # The wheel for CUDA: there is none for the CPU. It imports beside a CPU torch.
+    # The wheels for CUDA: there are none for the CPU. They import beside a CPU torch.
     Engine("0.33.0", Level.SCHEDULER, package="vllm"),
+    Engine("0.34.0", Level.SCHEDULER, package="vllm"),
 )
 """Oldest first."""
 

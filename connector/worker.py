@@ -10,7 +10,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -67,7 +67,8 @@ def _measure_jobs(connector_worker: Any) -> None:
         with _contained("measuring transfers"):
             for result in results:
                 size, seconds = result.transfer_size, result.transfer_time
-                if size is not None and seconds is not None and len(waiting) < _MAX_WAITING:
+                known = result.success and size is not None and seconds is not None
+                if known and len(waiting) < _MAX_WAITING:
                     waiting[result.job_id] = (int(size), float(seconds))
         return results
 
@@ -91,9 +92,9 @@ def _measured(
     meta: OffloadingWorkerMetadata, transfers: Transfers, errors: Counter[str]
 ) -> MeasuredWorkerMetadata:
     """``meta`` with ``transfers``, and with the errors that were contained in this process."""
+    theirs = {part.name: getattr(meta, part.name) for part in fields(OffloadingWorkerMetadata)}
     measured = MeasuredWorkerMetadata(
-        completed_jobs=meta.completed_jobs,
-        transfer_stats=meta.transfer_stats,
+        **theirs,
         transfers=transfers,
         errors=dict(errors + _errors),
     )

@@ -166,7 +166,7 @@ def retained_chunks(info: EngineInfo, group: GroupLayout, prompt_tokens: int) ->
     chunks: set[int] = set()
     for boundary in (last, *(range(interval, last, interval) if interval else ())):
         chunks.update(required_chunks(group, 0, boundary) or ())
-        if group.drafter:
+        if group.pop:
             chunks.add(-(-boundary // group.tokens_per_chunk))
     return chunks
 

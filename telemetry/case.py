@@ -128,7 +128,7 @@ class Case:
     def chunks_in(self, state: State) -> Iterator[tuple[int, int]]:
         """``(kv_group, chunk)`` of the request's complete chunks in ``state``."""
         for group in self.layout.groups:
-            for chunk in range(self.num_tokens // group.tokens_per_chunk):
+            for chunk in range(group.chunks(self.num_tokens)):
                 if self.state(group.kv_group, chunk) is state:
                     yield group.kv_group, chunk
 
@@ -145,7 +145,7 @@ class Case:
         return all(
             self.state(group.kv_group, chunk) in LIVE
             for group in self.layout.groups
-            for chunk in range(self.num_tokens // group.tokens_per_chunk)
+            for chunk in range(group.chunks(self.num_tokens))
         )
 
     @property

@@ -47,7 +47,7 @@ def group_name(case: Case, kv_group: int | None) -> str:
 def lookup_finding(case: Case) -> Finding:
     """Why resident chunks were not served, by replays of the engine's search."""
     used = {g.kv_group for g in case.layout.groups if g.drafter_used}
-    annotated = {g.kv_group for g in case.layout.groups if g.drafter}
+    annotated = {g.kv_group for g in case.layout.groups if g.pop}
 
     def replay(drafters: set[int], widen: bool, layout: Layout = case.layout) -> int:
         return search(
@@ -122,7 +122,7 @@ def store_finding(case: Case) -> Finding:
     missing: dict[int, list[int]] = {}
     for group in case.layout.groups:
         chunks = [*(required_chunks(group, case.local, boundary) or ())]
-        if group.drafter:
+        if group.pop:
             chunks.append(-(-boundary // group.tokens_per_chunk))
         if gone := [k for k in chunks if not case.resident(group.kv_group, k)]:
             missing[group.kv_group] = gone
@@ -137,7 +137,7 @@ def store_finding(case: Case) -> Finding:
     group, gone = by_group[kv_group], missing[kv_group]
     states = Counter(case.state(kv_group, k) for k in gone)
     after = [
-        k for k in range(gone[0] + 1, case.num_tokens // group.tokens_per_chunk)
+        k for k in range(gone[0] + 1, group.chunks(case.num_tokens))
         if case.resident(kv_group, k)
     ]  # fmt: skip
     evidence: dict[str, Any] = {
@@ -214,7 +214,7 @@ def _window(
     chunk = group.tokens_per_chunk
     boundary = case.local + case.target
     needed = required_chunks(group, case.local, boundary) or range(0)
-    top = -(-boundary // chunk) if group.drafter or group.drafter_used else needed.stop - 1
+    top = -(-boundary // chunk) if group.pop or group.drafter_used else needed.stop - 1
     kept = 0
     while top - kept >= needed.start and case.resident(group.kv_group, top - kept):
         kept += 1

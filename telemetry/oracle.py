@@ -13,7 +13,8 @@ drafter            in addition chunk ceil(B/c): the one that is popped
 =================  ========================================================
 
 L is the local prefix, c the group's tokens per chunk. Chunk k exists in n
-tokens when (k + 1) * c <= n; one that does not exist is no hit.
+tokens when (k + 1) * c <= n; one that does not exist is no hit. Where block
+hashes look ahead by h tokens, (k + 1) * c <= n - h, and nothing is popped.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def is_servable(
         needed = required_chunks(group, local, boundary)
         if needed is None:
             return False
-        exists = tokens // group.tokens_per_chunk
-        chunks = [*needed, -(-boundary // group.tokens_per_chunk)] if group.drafter else needed
+        exists = group.chunks(tokens)
+        chunks = [*needed, -(-boundary // group.tokens_per_chunk)] if group.pop else needed
         if not all(k < exists and holds(group.kv_group, k) for k in chunks):
             return False
     return True
@@ -128,6 +129,7 @@ def servable_boundary(
     boundary = max(boundary, local)
     if layout.partial_tail and holds_boundary is not None:
         top = min(limit(layout, local, tokens, cap), (prompt_tokens or tokens) - 1)
+        top = min(top, tokens - layout.hash_lookahead)
         for tail in _tails(layout, holds, local, boundary, top):
             if all(holds_boundary(group.kv_group, tail) for group in layout.groups):
                 return tail
@@ -142,7 +144,7 @@ def whole_boundary(layout: Layout, tokens: int) -> int:
     boundary = limit(layout, 0, tokens)
     for group in layout.groups:
         chunk = group.tokens_per_chunk
-        boundary = min(boundary, max(0, tokens // chunk - group.drafter) * chunk)
+        boundary = min(boundary, max(0, group.chunks(tokens) - group.pop) * chunk)
     states = [group.tokens_per_chunk for group in layout.groups if is_recurrent(group)]
     while any(boundary % chunk for chunk in states):
         for chunk in states:
@@ -157,7 +159,7 @@ class _GroupSearch:
         self._group = group
         self._ask = holds
         self._local = local
-        self._exists = tokens // group.tokens_per_chunk
+        self._exists = group.chunks(tokens)
         self._known: dict[int, bool] = {}
         self._run = range(0)
         """Chunks known to be hits without a gap, the last ones that were asked for."""
@@ -174,7 +176,7 @@ class _GroupSearch:
     def bound(self, boundary: int) -> int:
         """Largest boundary up to ``boundary`` that one failure does not rule out."""
         group, chunk = self._group, self._group.tokens_per_chunk
-        if group.drafter and not self._prefix:
+        if group.pop and not self._prefix:
             pop = -(-boundary // chunk)
             if not self._holds(pop):
                 return (min(pop, self._exists) - 1) * chunk
@@ -193,12 +195,12 @@ class _GroupSearch:
 
     def _prefix_bound(self, needed: range) -> int:
         """Where the unbroken prefix ends, asked for as far as ``needed`` and no further."""
-        drafter = int(self._group.drafter)
+        pop = self._group.pop
         end = max(self._run.stop, needed.start)
-        while end < needed.stop + drafter and self._holds(end):
+        while end < needed.stop + pop and self._holds(end):
             end += 1
         self._run = range(needed.start, end)
-        return (end - drafter) * self._group.tokens_per_chunk
+        return (end - pop) * self._group.tokens_per_chunk
 
     def _last_missing(self, needed: range) -> int | None:
         """Highest chunk of ``needed`` that is missing, None if all are hits."""

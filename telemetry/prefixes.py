@@ -30,7 +30,6 @@ class KnownPrefixes:
         self,
         layout: Layout,
         computations: int = 1,
-        lookahead: bool = False,
         limit: int = MAX_PREFIXES,
     ) -> None:
         """Follow boundaries at which every group of ``layout`` has a whole chunk.
@@ -39,7 +38,6 @@ class KnownPrefixes:
             layout: the groups; their annotated ``drafter`` flags count.
             computations: how often a prefix must have been computed before it is
                 expected (vLLM's ``store_threshold``).
-            lookahead: whether block hashes look ahead, so that nothing is popped.
             limit: boundaries that are remembered.
         """
         sizes = [group.tokens_per_chunk for group in layout.groups]
@@ -47,13 +45,7 @@ class KnownPrefixes:
         """Tokens between two boundaries that count."""
         self._full = all(map(is_full_attention, layout.groups))
         self._recurrent = any(map(is_recurrent, layout.groups))
-        self._popped = (
-            0
-            if lookahead
-            else max(
-                (group.tokens_per_chunk for group in layout.groups if group.drafter), default=0
-            )
-        )
+        self._popped = max((g.tokens_per_chunk for g in layout.groups if g.pop), default=0)
         """Tokens beyond a boundary that drafter groups must hold too: their chunk to pop."""
         self._finest = gcd(*(group.tokens_per_block for group in layout.groups))
         self._needed = max(1, computations)

@@ -46,6 +46,18 @@ class GroupLayout(Struct):
     """Annotated in ``kv_cache_groups`` as holding drafter layers."""
     drafter_used: bool = False
     """Treated by the connector as a drafter group: its last chunk is popped."""
+    hash_lookahead: Count = 0
+    """Tokens after a block that its hash covers as well (0.34): the block has a key only once they
+    are there, and fits what follows, so that no drafter's chunk is volatile."""
+
+    @property
+    def pop(self) -> int:
+        """Chunks beyond a boundary that must be there as well: 1 for a drafter group."""
+        return int(self.drafter and not self.hash_lookahead)
+
+    def chunks(self, tokens: int) -> int:
+        """Chunks of so many tokens that have a key."""
+        return max(0, tokens - self.hash_lookahead) // self.tokens_per_chunk
 
 
 class Layout(Struct):
@@ -56,10 +68,17 @@ class Layout(Struct):
     blocks_per_chunk: Count = 1
     partial_tail: bool = False
     """Whether this vLLM and layout serve a partial last block."""
+    cap_spares_token: bool = True
+    """Whether this vLLM lowers a limit on what is loaded by the token that windows leave over."""
 
     def by_group(self) -> dict[int, GroupLayout]:
         """Groups by ``kv_group``."""
         return {group.kv_group: group for group in self.groups}
+
+    @property
+    def hash_lookahead(self) -> int:
+        """Tokens after a block that its hash covers, in whichever group."""
+        return max((group.hash_lookahead for group in self.groups), default=0)
 
     @property
     def largest_chunk(self) -> int:

@@ -74,12 +74,13 @@ class _Walk:
         windowed = [group for group in self.layout.groups if not is_full_attention(group)]
         windowed.sort(key=lambda group: _window_chunks(group, self.load_window), reverse=True)
         self.groups = [*filter(is_full_attention, self.layout.groups), *windowed]
-        self.bound = self.tokens
+        spared = int(bool(windowed))  # the last token is computed anew
+        self.bound = self.tokens - spared
         for cap in (self.cap, self.load_cap):
             if cap is not None:
-                self.bound = min(self.bound, self.local + cap)
+                lowered = spared if self.layout.cap_spares_token else 0
+                self.bound = min(self.bound, self.local + cap - lowered)
         if windowed:
-            self.bound -= 1
             for group in filter(is_recurrent, windowed):
                 self.bound -= self.bound % group.tokens_per_chunk
         self.unpopped = self.bound
@@ -97,8 +98,9 @@ class _Walk:
     def open(self, group: GroupLayout) -> bool:
         """Fit the boundary to this group's chunks; False if less than one is left."""
         chunk = group.tokens_per_chunk
-        self.bound = min(self.bound, self.tokens // chunk * chunk)
-        self.unpopped = min(self.unpopped, self.tokens // chunk * chunk)
+        keyed = group.chunks(self.tokens) * chunk
+        self.bound = min(self.bound, keyed)
+        self.unpopped = min(self.unpopped, keyed)
         if self.load_cap is not None:
             self.bound -= self.bound % chunk
         return self.bound - self.local >= chunk
@@ -254,7 +256,7 @@ def _query_stop(walk: _Walk, group: GroupLayout, widen: bool) -> int:
     stop = walk.bound
     if walk.pops(group) and (widen or not is_full_attention(group)):
         stop += chunk
-    return min(-(-stop // chunk), walk.tokens // chunk)
+    return min(-(-stop // chunk), group.chunks(walk.tokens))
 
 
 def _window_hits(walk: _Walk, group: GroupLayout, holds: Holds, chunks: range) -> int:

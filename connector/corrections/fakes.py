@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import partial
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,10 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheGroupSpec, Slid
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.request import RequestStatus
 
+from kvlens.connector import compat
+
 _REQUEST = "probe"
+TOKENS_PER_HASH = 16
 
 
 def full_attention(block_size: int) -> Any:
@@ -52,6 +56,7 @@ def vllm_config(speculative: Any) -> Any:
         speculative_config=speculative,
         cache_config=SimpleNamespace(prefix_cache_retention_interval=None),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
+        num_hash_lookahead_tokens=0,
     )
 
 
@@ -102,7 +107,7 @@ def _scheduler(cls: type[Any], groups: list[Any]) -> Any:
     scheduler.config = SimpleNamespace(
         kv_group_configs=tuple(groups),
         blocks_per_chunk=1,
-        tokens_per_hash=16,
+        tokens_per_hash=TOKENS_PER_HASH,
         num_workers=1,
         offload_prompt_only=False,
         supports_partial_tail=False,
@@ -114,6 +119,7 @@ def _scheduler(cls: type[Any], groups: list[Any]) -> Any:
     scheduler._full_attention_groups = scheduler._lookup_groups = tuple(range(len(groups)))
     scheduler._sliding_window_groups = ()
     scheduler._mamba_align_size = None
+    scheduler.use_lookahead_block_hashes = False
     scheduler._chunks_being_loaded = None
     scheduler._events_tracker = SimpleNamespace(record_lookup=lambda *_: None)
     scheduler._current_batch_allocated_block_ids = set()
@@ -147,7 +153,7 @@ def _status(scheduler: Any, request: Any, key_counts: list[int], local_tokens: i
         transfer_jobs=set(),
     )
     status.storable_chunks = partial(RequestOffloadState.storable_chunks, status)
-    status.advance_stored_idx = lambda _: None
+    status.advance_stored_idx = lambda *_: None
     scheduler._req_status = {request.request_id: status}
     return status
 
@@ -160,16 +166,25 @@ def lookup_case(
     ``groups`` holds (spec, tokens per chunk, drafter).
     """
     scheduler = _scheduler(cls, [_group(i, *group) for i, group in enumerate(groups)])
-    request = SimpleNamespace(request_id=_REQUEST, num_tokens=num_tokens)
+    request = SimpleNamespace(
+        request_id=_REQUEST,
+        num_tokens=num_tokens,
+        block_hashes=[bytes([index]) for index in range(num_tokens // TOKENS_PER_HASH)],
+    )
     counts = [num_tokens // tokens for _, tokens, _ in groups]
     return scheduler, _status(scheduler, request, counts)
 
 
 def run_lookup(scheduler: Any, status: Any, *caps: int) -> int | None:
     """vLLM's search over complete chunks; older releases have one method for all."""
-    search = getattr(scheduler, "_lookup_complete_chunks", None) or scheduler._lookup
-    found: int | None = search(status, *caps)
-    return found
+    return compat.hit_tokens(getattr(scheduler, compat.SEARCH)(status, *caps))
+
+
+def storable_chunks(state: Any, group: Any, group_state: Any, tokens: int) -> int:
+    """Chunks of ``tokens`` that vLLM would store, with block hashes that do not look ahead."""
+    method = RequestOffloadState.storable_chunks
+    drops = [True] if "apply_eagle_drop" in signature(method).parameters else []
+    return int(method(state, group, group_state, tokens, *drops))
 
 
 def window_case(cls: type[Any]) -> tuple[Any, Any]:

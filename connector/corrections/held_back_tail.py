@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     RequestOffloadState,
 )
 
+from kvlens.connector.corrections import fakes
 from kvlens.connector.corrections.switch import Switch
 
 NAME = "held_back_tail"
@@ -29,15 +30,11 @@ class _Released(RequestOffloadState):
 
     __slots__ = ()
 
-    def storable_chunks(
-        self, group_config: Any, group_state: Any, num_offloadable_tokens: int
-    ) -> int:
+    def storable_chunks(self, group_config: Any, *args: Any) -> int:
         if group_config.is_eagle_group and self.req.is_finished():
             group_config = group_config._replace(is_eagle_group=False)
         # Named, not super(): a slotted dataclass is rebuilt, which breaks zero-argument super.
-        chunks: int = RequestOffloadState.storable_chunks(
-            self, group_config, group_state, num_offloadable_tokens
-        )
+        chunks: int = RequestOffloadState.storable_chunks(self, group_config, *args)
         return chunks
 
 
@@ -49,7 +46,7 @@ def present() -> bool:
     )
     group = SimpleNamespace(tokens_per_chunk=16, is_eagle_group=True)
     group_state = SimpleNamespace(block_ids=[1, 2], offload_keys=[b"a", b"b"])
-    return bool(RequestOffloadState.storable_chunks(state, group, group_state, 32) < 2)
+    return fakes.storable_chunks(state, group, group_state, 32) < 2
 
 
 def apply(base: type[Any]) -> type[Any]:

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
 
+from kvlens.connector import engine_facts
 from kvlens.connector.corrections import fakes
 from kvlens.connector.corrections.switch import Switch
 from kvlens.connector.layout import describe_group
@@ -55,7 +56,13 @@ def apply(base: type[Any]) -> type[Any]:
     switch = Switch(NAME)
 
     class WithReachableWindows(base):
-        _kvlens_groups: list[GroupLayout] | None = None
+        def __init__(self, spec: Any, vllm_config: Any, kv_cache_config: Any) -> None:
+            super().__init__(spec, vllm_config, kv_cache_config)
+            lookahead = engine_facts.hash_lookahead(vllm_config)
+            self._kvlens_groups = [
+                describe_group(group, group.kv_cache_spec, bool(group.is_eagle_group), lookahead)
+                for group in self.config.kv_group_configs
+            ]
 
         def _reachable_store_block_mask(self, *args: Any, **case: Any) -> list[bool] | None:
             mask: list[bool] | None = super()._reachable_store_block_mask(*args, **case)
@@ -65,13 +72,7 @@ def apply(base: type[Any]) -> type[Any]:
             boundaries = case["reachable_boundaries"]
             if mask is None or not boundaries:
                 return mask
-            groups = self._kvlens_groups
-            if groups is None:
-                groups = self._kvlens_groups = [
-                    describe_group(group, group.kv_cache_spec, bool(group.is_eagle_group))
-                    for group in self.config.kv_group_configs
-                ]
-            return _widened(mask, groups, case, self.config.blocks_per_chunk)
+            return _widened(mask, self._kvlens_groups, case, self.config.blocks_per_chunk)
 
     return WithReachableWindows
 
@@ -87,7 +88,7 @@ def _widened(
     for last in case["reachable_boundaries"]:
         boundary = whole_boundary(layout, last + 1)
         wanted.update(required_chunks(group, 0, boundary) or ())
-        if group.drafter:
+        if group.pop:
             wanted.add(-(-boundary // group.tokens_per_chunk))  # the one to pop
     for chunk in wanted:
         if start <= chunk < end:
@@ -102,7 +103,7 @@ def cured(cls: type[Any], rng: Random) -> bool:
     last = rng.randint(64, 1_000)
     end = last // 16
     scheduler._kvlens_groups = groups = [
-        describe_group(group, group.kv_cache_spec, bool(group.is_eagle_group))
+        describe_group(group, group.kv_cache_spec, bool(group.is_eagle_group), 0)
         for group in scheduler.config.kv_group_configs
     ]
     states = 16 * rng.randint(1, 16)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,6 +43,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
+from kvlens.connector import compat, engine_facts
 from kvlens.connector.config import SECTION
 from kvlens.connector.simulation.medium import (
     CAPACITY,
@@ -144,8 +146,12 @@ def _build(scenario: Scenario, settings: dict[str, Any]) -> Engine:
     connector_worker = KVConnectorFactory.create_connector(
         config=vllm_config, role=KVConnectorRole.WORKER, kv_cache_config=cache
     )
+    lookahead = [ahead] if (ahead := engine_facts.hash_lookahead(vllm_config)) else []
     transfers = Transfers(scenario.transfer_steps, _PAGE_BYTES, scenario.step_seconds)
     connector_worker.connector_worker.worker = transfers
+    # 0.34 turns blocks into addresses before it hands them over: of no tensors here.
+    no_tensors = SimpleNamespace(tensors=[], group_data_refs=[[] for _ in cache.kv_cache_groups])
+    connector_worker.connector_worker._kv_caches = no_tensors
     connector_worker.measure_jobs()  # its own worker side is there only now
     return Engine(
         vllm_config=vllm_config,
@@ -153,7 +159,7 @@ def _build(scenario: Scenario, settings: dict[str, Any]) -> Engine:
         worker=connector_worker,
         transfers=transfers,
         tokens_per_hash=tokens_per_hash,
-        hasher=get_request_block_hasher(tokens_per_hash, hash_function),
+        hasher=get_request_block_hasher(tokens_per_hash, hash_function, *lookahead),
     )
 
 
@@ -210,7 +216,20 @@ def _vllm_config(scenario: Scenario, settings: dict[str, Any]) -> Any:
     vllm_config.scheduler_config.disable_hybrid_kv_cache_manager = False
     if speculative is not None:
         speculative.method = scenario.speculative
+    _look_ahead(vllm_config, scenario)
     return vllm_config
+
+
+def _look_ahead(vllm_config: Any, scenario: Scenario) -> None:
+    """Let vLLM decide again whether block hashes look ahead: the method is known only now."""
+    speculative, wanted = vllm_config.speculative_config, scenario.lookahead_hashes
+    if speculative is not None and compat.hashes_look_ahead():
+        speculative.disable_lookahead_block_hashes = wanted is False
+        vllm_config.num_hash_lookahead_tokens = vllm_config._resolve_num_hash_lookahead_tokens()
+    if wanted is True and not engine_facts.hash_lookahead(vllm_config):
+        raise ValueError(
+            "`lookahead_hashes` needs vLLM 0.34 or newer, and `speculative` mtp or eagle"
+        )
 
 
 def _retention(scenario: Scenario) -> dict[str, Any]:

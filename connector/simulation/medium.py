@@ -58,11 +58,11 @@ class Transfers(OffloadingWorker):
 
     def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Start a store."""
-        return self._submit(job_id, True, len(src_spec.block_ids), self._takes.store)
+        return self._submit(job_id, True, _blocks(src_spec), self._takes.store)
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
         """Start a load."""
-        return self._submit(job_id, False, len(dst_spec.block_ids), self._takes.load)
+        return self._submit(job_id, False, _blocks(dst_spec), self._takes.load)
 
     def get_finished(self) -> list[TransferResult]:
         """Transfers that have ended since the last call."""
@@ -100,6 +100,12 @@ class Transfers(OffloadingWorker):
 
     def _hangs(self, store: bool) -> bool:
         return (self.state.stores if store else self.state.loads) == "hang"
+
+
+def _blocks(device_spec: Any) -> int:
+    """Blocks that a transfer moves: named by number, or by address from 0.34 on."""
+    counts: tuple[int, ...] | None = getattr(device_spec, "group_block_counts", None)
+    return len(device_spec.block_ids) if counts is None else sum(counts)
 
 
 class Tier:

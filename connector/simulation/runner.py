@@ -16,6 +16,9 @@ FIRST_TOKEN = 3
 _BATCHES = 2
 """Batches in flight with async scheduling, as in EngineCore."""
 
+_INDEXED = "req_id_to_index" in ModelRunnerOutput.__dataclass_fields__
+"""Whether an output says where each request is in it; the order of ``req_ids`` does (0.34)."""
+
 Pending = tuple[Any, Callable[[], Any]]
 """A scheduled batch, and what gives its output."""
 
@@ -68,10 +71,8 @@ class Runner:
         connector.bind_connector_metadata(meta)
         connector.start_load_kv(None)
         connector.wait_for_save()
-        sent, received = connector.get_finished(batch.finished_req_ids)
         transferred = KVConnectorOutput(
-            finished_sending=sent,
-            finished_recving=received,
+            **_transferred(connector, batch.finished_req_ids),
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
         connector.clear_connector_metadata()
@@ -83,7 +84,9 @@ class Runner:
         def output() -> Any:
             return ModelRunnerOutput(
                 req_ids=ids,
-                req_id_to_index={request_id: index for index, request_id in enumerate(ids)},
+                **(
+                    {"req_id_to_index": {name: i for i, name in enumerate(ids)}} if _INDEXED else {}
+                ),
                 sampled_token_ids=[
                     self._sample(request_id, batch) if complete else []
                     for request_id, complete in zip(ids, samples, strict=True)
@@ -115,6 +118,14 @@ class Runner:
         ]
         ids = [request.request_id for request in decoding]
         scheduler.update_draft_token_ids(DraftTokenIds(ids, drafts))
+
+
+def _transferred(connector: Any, finished: set[str]) -> dict[str, Any]:
+    """Requests whose transfers have ended, as the worker tells; from 0.34 failed ones, too."""
+    if hasattr(connector, "get_transfer_results"):
+        return vars(connector.get_transfer_results(finished))
+    sent, received = connector.get_finished(finished)
+    return {"finished_sending": sent, "finished_recving": received}
 
 
 def output_token(request: Any, position: int) -> int:

@@ -205,6 +205,9 @@ class Scenario(Part):
     """Steps, once they have been read."""
     description: str = ""
     speculative: Literal["none", "mtp", "eagle"] = "none"
+    lookahead_hashes: bool | Literal["default"] = "default"
+    """Whether block hashes cover the token after the block (vLLM 0.34 and newer; true there by
+    default with ``speculative``), so that nothing is volatile."""
     draft_tokens: Positive = 2
     """Tokens drafted per step of a request."""
     accepted_tokens: list[NotNegative] = []

@@ -80,7 +80,7 @@ def _holds(lookup: Lookup) -> Holds:
 def _boundary(mode: str, engine: EngineInfo, lookup: Lookup, holds: Holds) -> int:
     layout, local, tokens = engine.layout, lookup.local_tokens, lookup.num_tokens
     if mode != EXACT:
-        annotated = {group.kv_group for group in layout.groups if group.drafter}
+        annotated = {group.kv_group for group in layout.groups if group.pop}
         boundary = search(
             layout, holds, local, tokens, lookup.cap,
             drafters=_stock_drafters(engine) if mode == STOCK else annotated,

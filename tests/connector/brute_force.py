@@ -74,7 +74,7 @@ def _is_tail(case: Case, boundary: int, results: frozenset[Any]) -> bool:
         return False
     groups = range(len(case.groups))
     return (
-        all(case.tail_key(group, boundary) // UNIT <= case.tokens // UNIT for group in groups)
+        all(case.tail_key(group, boundary) // UNIT <= case.keyed // UNIT for group in groups)
         and all(case.stored.get(key) in results for key in _below_tail(case, boundary))
         and all(case.tail(group, boundary) in results for group in groups)
     )
@@ -165,6 +165,9 @@ class _Request:
     kv_hints: Any = None
     trace_headers: Any = None
     skip_reading_prefix_cache: bool = False
+    skip_reading_external_kv: bool = False
+    resumable: bool = False
+    shared_prefix_boundary: int = 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -177,6 +180,7 @@ class _Pool:
     def __init__(self) -> None:
         self.null_block = KVCacheBlock(0)
         self.null_block.is_null = True
+        self.num_hash_lookahead_tokens = 0
         self._last = 0
 
     def get_new_blocks(self, count: int) -> list[Any]:
@@ -246,6 +250,7 @@ def run(case: Case, mode: str) -> Run:
             enable_prefix_caching=case.prefix_caching, prefix_cache_retention_interval=None
         ),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
+        num_hash_lookahead_tokens=case.lookahead,
     )
     cache_groups = []
     for index, group in enumerate(case.groups):
@@ -259,7 +264,7 @@ def run(case: Case, mode: str) -> Run:
     scheduler = _class(mode)[0](spec, vllm_config, kv_cache_config)
     scheduler.scripted = manager
     params = None if case.load_cap is None else {"max_load_tokens": case.load_cap}
-    hashes = [b"%031d." % index for index in range(case.tokens // UNIT)]
+    hashes = [b"%031d." % index for index in range(case.keyed // UNIT)]
     request = _Request("request", case.tokens, params, hashes)
     scheduler.on_new_request(request)
     status = scheduler._req_status[request.request_id]
@@ -309,7 +314,7 @@ def _computed_blocks(manager: Any, pool: _Pool, local: int, block: int) -> list[
     skipped = max(0, manager.get_num_skipped_tokens(local)) // block
     table = [pool.null_block] * min(skipped, local // block)
     for held in pool.get_new_blocks(local // block - len(table)):
-        held._block_hash = b"cached"
+        setattr(held, "_block_hash" if hasattr(held, "_block_hash") else "block_hash", b"cached")
         table.append(held)
     return table
 

@@ -89,6 +89,13 @@ class Case:
     """``(group, tokens)`` to lookup result of a partial last block keyed at ``tokens``."""
     fine_hits: bool = False
     """Whether vLLM's own prefix cache hits inside blocks, which moves drafters' tail keys."""
+    lookahead: int = 0
+    """Tokens after a block that its hash covers as well."""
+
+    @property
+    def keyed(self) -> int:
+        """Tokens that blocks can have a hash for."""
+        return max(0, self.tokens - self.lookahead)
 
     @property
     def partial_tail(self) -> bool:
@@ -107,7 +114,7 @@ class Case:
 
     def tail_key(self, group: int, boundary: int) -> int:
         """Tokens at which a group's tail up to ``boundary`` is keyed."""
-        if not self.groups[group].drafter:
+        if self.lookahead or not self.groups[group].drafter:
             return boundary
         return boundary + (UNIT if self.fine_hits else self.groups[group].block)
 
@@ -132,7 +139,8 @@ class Case:
                     extra_retained=group.extra,
                     attention_chunk=group.span,
                     drafter=group.drafter,
-                    drafter_used=group.drafter,
+                    drafter_used=group.drafter and not self.lookahead,
+                    hash_lookahead=self.lookahead,
                 )
                 for index, group in enumerate(self.groups)
             ],
@@ -171,7 +179,12 @@ def make_case(random: Random) -> Case:
     if prefix_caching and random.random() < 0.4:
         local = step * random.randint(0, (tokens - 1) // step)
     unsettled = random.random() < 0.25
-    stored = _make_stored(random, groups, blocks_per_chunk, tokens, unsettled)
+    drafts = any(group.drafter for group in groups)
+    lookahead = 0
+    if compat.hashes_look_ahead() and random.random() < (0.5 if drafts else 0.1):
+        lookahead = random.choice([1, 1, 1, 2, 5])
+    keyed = max(0, tokens - lookahead)
+    stored = _make_stored(random, groups, blocks_per_chunk, keyed, unsettled)
     being_loaded: frozenset[tuple[int, int]] = frozenset()
     if prefix_caching and stored and random.random() < 0.1:
         being_loaded = frozenset(random.sample(sorted(stored), min(2, len(stored))))
@@ -180,19 +193,19 @@ def make_case(random: Random) -> Case:
         load_cap = random.randint(0, tokens)
     if CAPS_NEW_TOKENS and random.random() < 0.1:
         new_cap = random.randint(1, tokens)
-    drafts = any(group.drafter for group in groups)
     case = Case(
         groups=groups,
         blocks_per_chunk=blocks_per_chunk,
         tokens=tokens,
         local=local,
         stored=stored,
-        block_drop=drafts or random.random() < 0.2,
+        block_drop=bool(drafts or lookahead) or random.random() < 0.2,
         load_cap=load_cap,
         new_cap=new_cap,
         prefix_caching=prefix_caching,
         being_loaded=being_loaded,
         fine_hits=random.random() < 0.5,
+        lookahead=lookahead,
     )
     if case.partial_tail:
         case.tails.update(_make_tails(random, case, unsettled))
@@ -214,12 +227,12 @@ def _make_tail_groups(random: Random) -> tuple[Group, ...]:
 def _make_tails(random: Random, case: Case, unsettled: bool) -> dict[tuple[int, int], Any]:
     tails = {}
     for _ in range(random.choice([0, 1, 1, 2, 4])):
-        boundary = UNIT * random.randint(0, case.tokens // UNIT)
+        boundary = UNIT * random.randint(0, case.keyed // UNIT)
         if boundary % case.groups[0].block == 0:
             continue  # a complete boundary is stored as such
         for group in range(len(case.groups)):
             tokens = case.tail_key(group, boundary)
-            if tokens % case.groups[group].block and tokens <= case.tokens:
+            if tokens % case.groups[group].block and tokens <= case.keyed:
                 awaited = unsettled and random.random() < 0.1
                 if random.random() < 0.93:
                     tails[group, tokens] = random.choice([PENDING, RETRY]) if awaited else HIT

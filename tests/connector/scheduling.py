@@ -62,6 +62,8 @@ class Request:
     num_prompt_tokens: int
     output_tokens: int = 0
     tokens_per_hash: int = 16
+    lookahead: int = 0
+    """Tokens after a block that its hash covers as well."""
     seed: int = 1
     status: Any = RequestStatus.RUNNING
     kv_transfer_params: Any = None
@@ -69,17 +71,28 @@ class Request:
     trace_headers: Any = None
     arrival_time: float = 1000.0
     skip_reading_prefix_cache: bool = False
+    resumable: bool = False
     shared_prefix_boundary: Any = None
-    num_computed_tokens: int = 0
+    num_computed_tokens: int = -1
+    """By default all that have KV: the last sampled token has none."""
+    num_in_flight_tokens: int = 0
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.num_computed_tokens < 0:
+            self.num_computed_tokens = max(self.num_prompt_tokens, self.num_tokens - 1)
 
     @property
     def num_tokens(self) -> int:
         return self.num_prompt_tokens + self.output_tokens
 
     @property
+    def skip_reading_external_kv(self) -> bool:
+        return self.skip_reading_prefix_cache
+
+    @property
     def block_hashes(self) -> list[bytes]:
-        count = self.num_tokens // self.tokens_per_hash
+        count = max(0, self.num_tokens - self.lookahead) // self.tokens_per_hash
         return [hashlib.sha256(f"{self.seed}/{index}".encode()).digest() for index in range(count)]
 
     def is_finished(self) -> bool:
@@ -105,6 +118,7 @@ def build(
     extra_config: dict[str, Any] | None = None,
     cls: type[Any] | None = None,
     retention_interval: int | None = None,
+    lookahead: int = 0,
 ) -> Any:
     """The scheduler of this vLLM with the corrections that ``settings`` ask for.
 
@@ -139,6 +153,7 @@ def build(
             enable_prefix_caching=True, prefix_cache_retention_interval=retention_interval
         ),
         parallel_config=SimpleNamespace(world_size=1, decode_context_parallel_size=1),
+        num_hash_lookahead_tokens=lookahead,
     )
     cache_groups = []
     for index, group in enumerate(groups):

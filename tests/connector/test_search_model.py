@@ -63,7 +63,7 @@ def config(group: GroupLayout) -> Any:
         "tokens_per_chunk": group.tokens_per_chunk,
         "sliding_window_size_in_chunks": compat.window_in_chunks(spec, group.tokens_per_chunk),
         "kv_cache_spec": spec,
-        "is_eagle_group": group.drafter_used,
+        "is_eagle_group": group.drafter,
     }
     return GroupOffloadConfig(**{name: fields.get(name) for name in GroupOffloadConfig._fields})
 
@@ -76,7 +76,8 @@ class Spy(OffloadingConnectorScheduler):
         windows = {i: c.sliding_window_size_in_chunks for i, c in enumerate(configs)}
         windowed = sorted((i for i in windows if windows[i]), key=windows.__getitem__, reverse=True)
         self.asked: list[tuple[int, int, int, int | None]] = []
-        self.config = SimpleNamespace(kv_group_configs=configs)
+        self.config = SimpleNamespace(kv_group_configs=configs, tokens_per_hash=1)
+        self.use_lookahead_block_hashes = layout.hash_lookahead > 0
         self.manager = SimpleNamespace(lookup=lambda key, _: LookupResult[results.get(key, "MISS")])
         self._full_attention_groups = tuple(i for i in windows if not windows[i])
         self._sliding_window_groups = tuple(windowed)
@@ -122,11 +123,16 @@ class Case:
         """What the search of ``cls`` finds, and the searcher."""
         real = cls(self.layout, self.results)
         keys = [
-            [(group.kv_group, chunk) for chunk in range(self.tokens // group.tokens_per_chunk)]
+            [(group.kv_group, chunk) for chunk in range(group.chunks(self.tokens))]
             for group in self.layout.groups
         ]
         status = SimpleNamespace(
-            req=SimpleNamespace(num_tokens=self.tokens, request_id="r"), req_context=None,
+            req=SimpleNamespace(
+                num_tokens=self.tokens,
+                request_id="r",
+                block_hashes=range(self.tokens - self.layout.hash_lookahead),
+            ),
+            req_context=None,
             num_locally_computed_tokens=self.local, max_load_tokens=self.load_cap,
             group_states=[SimpleNamespace(offload_keys=every) for every in keys],
         )  # fmt: skip
@@ -148,6 +154,13 @@ def cases(odd: Sequence[str] = (), count: int = 2500) -> Iterator[Case]:
     rng = random.Random(52735)
     for _ in range(count):
         layout, tokens = random_layout(rng, KINDS, RETAINS), rng.randint(1, 120)
+        layout.cap_spares_token = compat.cap_spares_token()
+        for group in layout.groups:
+            group.drafter = group.drafter_used
+        if compat.hashes_look_ahead() and rng.random() < 0.4:
+            ahead = rng.choice([1, 1, 3])
+            for group in layout.groups:
+                group.hash_lookahead, group.drafter_used = ahead, False
         local = rng.choice([0, 0, rng.randrange(tokens)])
         cap = rng.choice([None, rng.randint(0, 120)]) if compat.bounds_by_other_groups() else None
         load_cap = rng.choice([None, None, rng.randint(0, 120)]) if compat.caps_loads() else None
@@ -155,7 +168,7 @@ def cases(odd: Sequence[str] = (), count: int = 2500) -> Iterator[Case]:
         results = {
             (group.kv_group, chunk): rng.choice([*["HIT"] * 9, *odd])
             for group in layout.groups
-            for chunk in range(tokens // group.tokens_per_chunk)
+            for chunk in range(group.chunks(tokens))
             if rng.random() < density
         }
         yield Case(layout, tokens, local, cap, load_cap, results)

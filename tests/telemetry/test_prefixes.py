@@ -2,6 +2,7 @@
 
 import hashlib
 
+import msgspec
 import pytest
 
 from kvlens.telemetry.prefixes import KnownPrefixes
@@ -91,7 +92,8 @@ def test_a_store_threshold_wants_more_than_one_computation():
 
 
 def test_with_lookahead_hashes_nothing_is_given_up():
-    known = KnownPrefixes(DRAFTER, lookahead=True)
+    group = msgspec.structs.replace(DRAFTER.groups[0], hash_lookahead=1)
+    known = KnownPrefixes(msgspec.structs.replace(DRAFTER, groups=[group]))
     names = hashes(95)  # of 96 tokens the last block waits for its successor
     known.computed(names, 96, 96)
     assert known.expected(names, 0, 96)[0] == 80

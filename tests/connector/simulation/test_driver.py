@@ -8,13 +8,13 @@ import msgspec
 import pytest
 from vllm.config.cache import MambaCacheMode
 
+from kvlens.connector import compat
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import report
 from kvlens.connector.simulation.driver import Result, simulate
 from kvlens.connector.simulation.medium import SimulationError
 from kvlens.connector.simulation.reading import parse
 from kvlens.connector.simulation.recording import START_NS
-from kvlens.connector.support import vllm_version
 
 FULL = "{kind: full_attention, tokens_per_block: 16}"
 WINDOW = "{kind: sliding_window, tokens_per_block: 16, window: 64}"
@@ -34,10 +34,12 @@ def served(result: Result) -> list[int]:
 
 
 @pytest.mark.parametrize("scheduling", ["false", "true"])
-@pytest.mark.parametrize("speculative", ["none", "eagle", "mtp"])
+@pytest.mark.parametrize("speculative", ["none", "eagle", "mtp", "eagle\nlookahead_hashes: false"])
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, MAMBA), (FULL, CHUNKED)])
 def test_a_prompt_comes_back_from_the_tier(groups, speculative, scheduling):
-    if CHUNKED in groups and (speculative != "none" or vllm_version() < "0.28"):
+    # EAGLE's pop and chunked local attention do not go together; from 0.34 on nothing is popped.
+    pops = "false" in speculative or (speculative != "none" and not compat.hashes_look_ahead())
+    if CHUNKED in groups and (pops or not compat.offloads_chunked_local()):
         with pytest.raises(SimulationError, match=r"vLLM(.s scheduler failed| refuses)"):
             run(AGAIN, groups, f"speculative: {speculative}")
         return
@@ -51,6 +53,30 @@ def test_a_prompt_comes_back_from_the_tier(groups, speculative, scheduling):
     assert again.served_tokens >= 192
     assert again.output_tokens == 8
     assert [load.completed_at is not None for load in again.loads] == [True]
+
+
+@pytest.mark.skipif(not compat.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead")
+def test_hashes_look_ahead_with_drafts_unless_switched_off():
+    groups = (FULL.replace("}", ", drafter: true}"), MAMBA.replace("64", "16"))
+    by_default, on, off = (
+        run(AGAIN, groups, f"speculative: eagle\nretention_interval: all\n{more}")
+        for more in ("", "lookahead_hashes: true", "lookahead_hashes: false")
+    )
+    assert [result.engine.layout.hash_lookahead for result in (by_default, on, off)] == [1, 1, 0]
+    assert [group.drafter_used for group in on.engine.layout.groups] == [False, False]
+    assert [group.drafter_used for group in off.engine.layout.groups] == [True, False]
+    # 18 chunks; the last one of the drafter group is popped only where its hash proves nothing.
+    assert served(by_default) == served(on) == [0, 288]
+    assert served(off) == [0, 272]
+    popped = [group.popped for group in by_default.requests[1].lookups[-1].groups]
+    widths = [group.width for group in by_default.requests[1].lookups[-1].groups]
+    assert popped == [0, 0]
+    assert widths == [18, 18]
+
+
+def test_lookahead_hashes_where_there_are_none_are_refused():
+    with pytest.raises(SimulationError, match=r"`lookahead_hashes` needs vLLM 0\.34 or newer"):
+        run(AGAIN, (FULL,), "lookahead_hashes: true")
 
 
 def test_equal_scenarios_give_equal_records():
