@@ -93,6 +93,15 @@ def test_a_drafter_loss_on_an_unknown_release_opens_zero_hit(monkeypatch):
     assert kinds(result) == {"zero_hit"}
 
 
+def test_an_unknown_release_is_corrected_only_where_that_is_proved(monkeypatch):
+    monkeypatch.setattr(support, "vllm_version", lambda: "0.99.0")
+    path = next(p for p in SCENARIOS if p.stem == "f01_zero_hit")
+    engine = run(path, Depth.GROUPS, LookupMode.CORRECTED).engine
+    assert (engine.depth, engine.tested, engine.lookup) == ("groups", False, "stock")
+    assert {item.state for item in engine.corrections} <= {"active", "not_needed", "unknown"}
+    assert any("not proved on this release" in sentence for sentence in engine.not_seen)
+
+
 @pytest.mark.parametrize(
     "answer", [None, 7, (3,), ("many", True), (-5, False), (10**12, True), (None, None)]
 )
