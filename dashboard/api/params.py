@@ -112,7 +112,13 @@ class IncidentFilter(_Params):
     """Filters of incidents."""
 
     state: Literal["open", "closed"] | None = Field(None, description="Only open or closed ones")
-    limit: int = Field(200, ge=1, le=MAX_LIMIT, description="Newest so many")
+    engine: Text | None = Field(None, description="Incarnation id or engine id")
+    limit: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_LIMIT,
+        description="Newest so many; by default all open ones and the newest 200 closed ones",
+    )
 
 
 class AuditPage(_Params):

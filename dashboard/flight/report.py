@@ -19,8 +19,8 @@ from kvlens.dashboard.flight.recordings import Recording, load
 from kvlens.dashboard.flight.replay import MODES, STOCK, Outcome, replay
 from kvlens.dashboard.flight.terminal import Terminal, row, safe
 from kvlens.dashboard.settings import SettingsError, load_settings
+from kvlens.dashboard.view.format import plural, utc
 from kvlens.dashboard.web import words
-from kvlens.dashboard.web.format import plural, utc
 from kvlens.telemetry.flight_reader import Entry, FlightFileError
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Severity, Verdict

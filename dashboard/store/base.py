@@ -239,9 +239,20 @@ class Store(Protocol):
         """By incarnation id, or the newest incarnation of an engine id."""
 
     def incidents(
-        self, state: str | None = None, changed_since: float | None = None, limit: int = 500
+        self,
+        state: str | None = None,
+        *,
+        engine: str | None = None,
+        at: float | None = None,
+        changed_since: float | None = None,
+        limit: int | None = None,
     ) -> list[Incident]:
-        """Incidents, newest first; ``changed_since`` is Unix seconds of this machine."""
+        """Incidents that pass all given filters, newest first, at most ``limit`` of them.
+
+        ``engine`` is an incarnation id or an engine id, ``at`` a finish time in the incident's
+        scope, ``changed_since`` Unix seconds of this machine. Filter here, never afterwards: a
+        list that was cut first lacks old incidents that are still open.
+        """
 
     def incident(self, ident: str) -> Incident | None:
         """By id."""

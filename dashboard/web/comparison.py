@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvlens.dashboard.store.base import Engine, Totals
 from kvlens.dashboard.store.rollup import quantile
 from kvlens.dashboard.store.sums import add_up
-from kvlens.dashboard.web import format
+from kvlens.dashboard.view import format
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Verdict
 

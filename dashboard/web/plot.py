@@ -9,9 +9,9 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvlens.dashboard.view.format import plural, words
 from kvlens.dashboard.web.bars import percent
 from kvlens.dashboard.web.cells import CellState, Run
-from kvlens.dashboard.web.format import plural, words
 from kvlens.dashboard.web.strip import Row, Strip
 from kvlens.dashboard.web.words import CELLS, HELP
 

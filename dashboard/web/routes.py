@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
-from kvlens.dashboard.detect.base import OPEN
+from kvlens.dashboard.detect.base import CLOSED, OPEN
 from kvlens.dashboard.notify.notifier import wording
 from kvlens.dashboard.scrape.scraper import Scraper
 from kvlens.dashboard.store.base import Page, TooSlowError
@@ -48,14 +48,15 @@ def engine(
 @router.get("/incidents")
 def incidents(services: ServicesDep, request: Request) -> Response:
     """Open incidents, then closed ones."""
-    found = services.store.incidents()
+    closed = services.store.incidents(CLOSED, limit=views.LISTED + 1)
     return render(
         services,
         request,
         "incidents.html",
         page="incidents",
-        open=views.worst_first([item for item in found if item.state == OPEN]),
-        closed=[item for item in found if item.state != OPEN],
+        open=views.worst_first(services.store.incidents(OPEN)),
+        closed=closed[: views.LISTED],
+        older=len(closed) > views.LISTED,
         engines=len(services.store.engines()),
     )
 

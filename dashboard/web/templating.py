@@ -14,7 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from kvlens.dashboard.api.deps import Services
 from kvlens.dashboard.api.shapes import engine_state
 from kvlens.dashboard.detect.base import OPEN, Incident
-from kvlens.dashboard.web import assets, format, words
+from kvlens.dashboard.view import format
+from kvlens.dashboard.web import assets, words
 
 
 @cache
