@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from kvlens.dashboard.detect.base import Scope
-from kvlens.dashboard.store.base import RequestQuery, Sort, Store
+from kvlens.dashboard.model.incident import Scope
+from kvlens.dashboard.model.query import RequestQuery, Sort
+from kvlens.dashboard.store.base import Store
 from kvlens.telemetry.semconv import Cause, Verdict
 
 MAX_LIMIT = 1000

@@ -13,9 +13,11 @@ from kvlens.dashboard.api.params import (
     RequestPage,
     SeriesRange,
 )
-from kvlens.dashboard.api.shapes import JSON, engine_json, errors, incidents_json, point_json
-from kvlens.dashboard.detect.base import CLOSED, OPEN, Incident
-from kvlens.dashboard.store.base import Page, RequestQuery, Store, TooSlowError
+from kvlens.dashboard.api.shapes import JSON, errors
+from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident
+from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.store.base import Store, TooSlowError
+from kvlens.dashboard.view.as_json import engine_json, incidents_json, point_json
 
 router = APIRouter(prefix="/api/v1", tags=["read"], default_response_class=JSON)
 _DAY: Final = 86_400.0

@@ -16,8 +16,8 @@ import msgspec
 from kvlens.dashboard.flight import request as requests
 from kvlens.dashboard.flight.recordings import Recording, load
 from kvlens.dashboard.flight.terminal import CUT, Terminal, row, safe
+from kvlens.dashboard.view import words
 from kvlens.dashboard.view.format import clock, plural, utc
-from kvlens.dashboard.web import words
 from kvlens.telemetry import records
 from kvlens.telemetry.flight_reader import Entry, FlightFileError
 from kvlens.telemetry.records import EngineInfo, RequestRecord

@@ -11,16 +11,16 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.engine import default_detectors
 from kvlens.dashboard.flight.incidents import replay_incidents
 from kvlens.dashboard.flight.inspect import describe
 from kvlens.dashboard.flight.recordings import Recording, load
 from kvlens.dashboard.flight.replay import MODES, STOCK, Outcome, replay
 from kvlens.dashboard.flight.terminal import Terminal, row, safe
+from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.settings import SettingsError, load_settings
+from kvlens.dashboard.view import words
 from kvlens.dashboard.view.format import plural, utc
-from kvlens.dashboard.web import words
 from kvlens.telemetry.flight_reader import Entry, FlightFileError
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Severity, Verdict

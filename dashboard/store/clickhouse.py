@@ -9,21 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import CLOSED, Incident
-from kvlens.dashboard.store.actions import Action, Handling, by_incident
-from kvlens.dashboard.store.base import (
-    SILENT,
-    Appended,
-    Batch,
-    DetectionState,
-    Engine,
-    Page,
-    Point,
-    RequestQuery,
-    StoreError,
-    Totals,
-    Upkeep,
-)
+from kvlens.dashboard.model.actions import Action, Handling, by_incident
+from kvlens.dashboard.model.batch import Appended, Batch
+from kvlens.dashboard.model.engine import SILENT, Engine
+from kvlens.dashboard.model.incident import CLOSED, Incident
+from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.totals import Point, Totals
+from kvlens.dashboard.store.base import DetectionState, StoreError, Upkeep
 from kvlens.dashboard.store.clickhouse_append import Appender, engine_states, read_info, silence
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.clickhouse_lease import Lease

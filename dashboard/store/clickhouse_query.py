@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from kvlens.dashboard.store.base import RequestQuery
+from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.order import ORDERS, Key, Order
 

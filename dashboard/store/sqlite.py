@@ -16,22 +16,15 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import Incident
+from kvlens.dashboard.model.actions import Action, Handling, by_incident
+from kvlens.dashboard.model.batch import Appended, Batch
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.totals import Point, Totals
 from kvlens.dashboard.store import schema
-from kvlens.dashboard.store.actions import Action, Handling, by_incident
 from kvlens.dashboard.store.append import Appender, transaction
-from kvlens.dashboard.store.base import (
-    Appended,
-    Batch,
-    DetectionState,
-    Engine,
-    Page,
-    Point,
-    RequestQuery,
-    TooSlowError,
-    Totals,
-    Upkeep,
-)
+from kvlens.dashboard.store.base import DetectionState, TooSlowError, Upkeep
 from kvlens.dashboard.store.codec import unpack
 from kvlens.dashboard.store.order import ORDERS
 from kvlens.dashboard.store.query import page_sql

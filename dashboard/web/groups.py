@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlens.dashboard.store.base import GroupTotals, Point
+from kvlens.dashboard.model.totals import GroupTotals, Point
 from kvlens.dashboard.view.format import compact, utc
 from kvlens.dashboard.web.bars import percent
 from kvlens.dashboard.web.charts import Window

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
-from kvlens.dashboard.detect.base import CLOSED, OPEN
+from kvlens.dashboard.ingest.scraper import Scraper
+from kvlens.dashboard.model.incident import CLOSED, OPEN
+from kvlens.dashboard.model.query import Page
+from kvlens.dashboard.model.totals import quantile
 from kvlens.dashboard.notify.notifier import wording
-from kvlens.dashboard.scrape.scraper import Scraper
-from kvlens.dashboard.store.base import Page, TooSlowError
-from kvlens.dashboard.store.rollup import quantile
+from kvlens.dashboard.store.base import TooSlowError
 from kvlens.dashboard.web import comparison, views
 from kvlens.dashboard.web.assets import assets, version
 from kvlens.dashboard.web.charts import DEFAULT_RANGE, Window

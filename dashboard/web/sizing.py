@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.dashboard.store.base import Totals
+from kvlens.dashboard.model.totals import Totals
 from kvlens.dashboard.view.format import compact
 
 ENOUGH = 20

@@ -9,16 +9,18 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvlens.dashboard.detect.base import CLOSED, OPEN, Incident
-from kvlens.dashboard.scrape.scraper import Status
-from kvlens.dashboard.store.base import Engine, RequestQuery, Store, Totals
-from kvlens.dashboard.store.sums import add_up
+from kvlens.dashboard.ingest.scraper import Status
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident
+from kvlens.dashboard.model.query import RequestQuery
+from kvlens.dashboard.model.totals import Totals, add_up
+from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.view.format import count
+from kvlens.dashboard.view.strip import build_strip, decisive_lookup
 from kvlens.dashboard.web import bars, charts, plot
 from kvlens.dashboard.web.before import Versus, before_and_after
 from kvlens.dashboard.web.groups import GroupRow, group_rows
 from kvlens.dashboard.web.sizing import Sizing, sizing
-from kvlens.dashboard.web.strip import build_strip, decisive_lookup
 from kvlens.dashboard.web.waterfall import Waterfall, waterfall
 from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
 from kvlens.telemetry.semconv import Severity

@@ -9,10 +9,10 @@ import factory
 import msgspec
 
 from kvlens.dashboard.api.hub import Client, Event, Hub
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.zero_hit import ZeroHit
+from kvlens.dashboard.model.actions import Handling
+from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.store.actions import Handling
 
 INFO = factory.engine()
 

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import factory
 import pytest
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.engine import Detection, default_detectors
 from kvlens.dashboard.detect.zero_hit import ZeroHit
+from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.engine import EngineEvent
+from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import Appended, Batch, EngineEvent, Row
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from metrics_pages import GB, page
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.scraped import Scraped
-from kvlens.dashboard.scrape.reading import Scrape, read_page
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.scrape import Scrape
+from kvlens.dashboard.scrape.reading import read_page
 
 START = 1_796_000_000.0
 STEP = 15.0

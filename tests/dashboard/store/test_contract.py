@@ -12,9 +12,12 @@ import factory
 import msgspec
 import pytest
 
-from kvlens.dashboard.detect.base import Incident, Scope
-from kvlens.dashboard.store.actions import Action, Handling
-from kvlens.dashboard.store.base import Batch, EngineEvent, RequestQuery, Row, Sort, Store
+from kvlens.dashboard.model.actions import Action, Handling
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.engine import EngineEvent
+from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.query import RequestQuery, Sort
+from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.store.codec import pack
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
 from kvlens.telemetry.semconv import ENGINE_STARTED, ENGINE_STOPPED

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from exports import as_json, records_export
 
-from kvlens.dashboard.detect.base import Incident, Scope
+from kvlens.dashboard.model.incident import Incident, Scope
 from kvlens.dashboard.serve import running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.sqlite import SqliteStore
