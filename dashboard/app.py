@@ -19,7 +19,8 @@ from kvlens.dashboard.api.deps import Services
 from kvlens.dashboard.api.hub import Hub
 from kvlens.dashboard.api.security import Security
 from kvlens.dashboard.api.shapes import JSON
-from kvlens.dashboard.detect.engine import Detection, default_detectors
+from kvlens.dashboard.detect.engine import Detection
+from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.detect.scraped import Scraped
 from kvlens.dashboard.ingest.follower import Follower, Quiet, SharedStore
 from kvlens.dashboard.ingest.scraper import Scraper
@@ -57,7 +58,7 @@ def _detector(
 
     def make() -> Detection:
         return Detection(
-            default_detectors(settings),
+            all_detectors(settings.thresholds),
             store,
             hub.incident,
             metrics.errors.inc,

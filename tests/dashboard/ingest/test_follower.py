@@ -11,7 +11,8 @@ import factory
 import pytest
 from receiver import eventually
 
-from kvlens.dashboard.detect.engine import Detection, default_detectors
+from kvlens.dashboard.detect.engine import Detection
+from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.ingest import follower
 from kvlens.dashboard.ingest.follower import Follower, Quiet
 from kvlens.dashboard.model.actions import Action
@@ -70,7 +71,9 @@ class Dashboard:
         self.metrics = SelfMetrics()
 
         def make() -> Detection:
-            return Detection(default_detectors(settings), self.store, self.incident, lambda: None)  # type: ignore[arg-type]
+            return Detection(
+                all_detectors(settings.thresholds), self.store, self.incident, lambda: None
+            )  # type: ignore[arg-type]
 
         self.follower = Follower(self.store, make, self, self, self.metrics)  # type: ignore[arg-type]
 

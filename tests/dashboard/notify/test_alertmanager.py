@@ -22,7 +22,7 @@ from receiver import Receiver, eventually, receiving
 from kvlens.dashboard.model.actions import Handling
 from kvlens.dashboard.notify.alertmanager import Alertmanager
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.view.wording import Notice
 

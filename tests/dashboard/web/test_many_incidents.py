@@ -13,7 +13,7 @@ import pytest
 from exports import as_json, records_export
 
 from kvlens.dashboard.model.incident import Incident, Scope
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.sqlite import SqliteStore
 

@@ -24,7 +24,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from kvlens.dashboard.model.query import RequestQuery
-from kvlens.dashboard.serve import ServeError, running
+from kvlens.dashboard.server import ServeError, running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.sqlite import SqliteStore
@@ -35,7 +35,7 @@ from kvlens.telemetry.sinks.otel import SpanSink
 INFO = factory.engine()
 SERVE = """
 import sys
-from kvlens.dashboard.serve import run
+from kvlens.dashboard.server import run
 from kvlens.dashboard.settings import load_settings
 run(load_settings(store=sys.argv[1], port=0))
 """
