@@ -20,7 +20,7 @@ from cases import arguments, run_all, update
 from run import BEGIN, END, table
 
 from kvlens.connector import versions
-from kvlens.dashboard.canary.command import CanaryOptions, examine
+from kvlens.dashboard.canary.examine import CanaryOptions, examine
 from kvlens.dashboard.canary.report import text
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor

@@ -18,9 +18,9 @@ from pathlib import Path
 import factory
 import msgspec
 
-from kvlens.dashboard.detect.base import Incident, Scope
+from kvlens.dashboard.model.batch import Batch
+from kvlens.dashboard.model.incident import Incident, Scope
 from kvlens.dashboard.store import schema
-from kvlens.dashboard.store.base import Batch
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.rollup import EVER, LEVELS, Counters, add, counters, of_fleet
 from kvlens.dashboard.store.rollup import pack as pack_counters

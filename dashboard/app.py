@@ -13,18 +13,19 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from kvlens.dashboard.api import actions, export, health, routes, stream
+from kvlens.dashboard.api import ingest as ingest
+from kvlens.dashboard.api import targets as scrape
 from kvlens.dashboard.api.deps import Services
 from kvlens.dashboard.api.hub import Hub
 from kvlens.dashboard.api.security import Security
 from kvlens.dashboard.api.shapes import JSON
-from kvlens.dashboard.detect.engine import Detection, default_detectors
+from kvlens.dashboard.detect.engine import Detection
+from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.detect.scraped import Scraped
-from kvlens.dashboard.ingest import routes as ingest
 from kvlens.dashboard.ingest.follower import Follower, Quiet, SharedStore
+from kvlens.dashboard.ingest.scraper import Scraper
 from kvlens.dashboard.ingest.writer import Writer
 from kvlens.dashboard.notify.notifier import Notifier
-from kvlens.dashboard.scrape import routes as scrape
-from kvlens.dashboard.scrape.scraper import Scraper
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.base import Store
@@ -57,7 +58,7 @@ def _detector(
 
     def make() -> Detection:
         return Detection(
-            default_detectors(settings),
+            all_detectors(settings.thresholds),
             store,
             hub.incident,
             metrics.errors.inc,

@@ -20,8 +20,8 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 from pydantic_settings import SettingsError as SourceError
 from typing_extensions import Self
 
-from kvlens.dashboard.detect.thresholds import Thresholds
-from kvlens.dashboard.notify.settings import NotifySettings
+from kvlens.dashboard.model.thresholds import Thresholds
+from kvlens.dashboard.notify_settings import NotifySettings
 from kvlens.dashboard.scrape.targets import metrics_url
 from kvlens.dashboard.store import clickhouse_target
 from kvlens.telemetry import environment

@@ -8,7 +8,7 @@ from typing import Any, Final
 from grafana import recording
 from grafana.promql import PER_ENGINE, PER_TARGET, any_of, kvlens, quantile, rise, vllm
 from grafana.recording import stock
-from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.dashboard.shipped import PUBLISHED_RUNBOOKS
 from kvlens.telemetry import semconv as s
 from kvlens.telemetry.semconv import Cause, IncidentKind, Severity, Verdict

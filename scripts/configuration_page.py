@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from kvlens.connector.config import SECTION, ConnectorSettings
-from kvlens.dashboard.detect.thresholds import Thresholds
-from kvlens.dashboard.notify.settings import NotifySettings
+from kvlens.dashboard.model.thresholds import Thresholds
+from kvlens.dashboard.notify_settings import NotifySettings
 from kvlens.dashboard.settings import Settings
 from kvlens.telemetry.environment import PREFIX
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "tests" / "dashboard"))
 from chromium import Complaints, executable, launched  # noqa: E402
 from fleet import fleet, open_incident, send  # noqa: E402
 
-from kvlens.dashboard.serve import running  # noqa: E402
+from kvlens.dashboard.server import running  # noqa: E402
 from kvlens.dashboard.settings import Settings  # noqa: E402
 
 WIDTHS = {"1280": 1280, "390": 390}

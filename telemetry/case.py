@@ -68,7 +68,7 @@ class Case:
     widens: bool = True
     """Whether the engine's search asks every drafter group for one chunk more."""
     load_window: bool = True
-    """Whether its windows reach as far as allocation does (vLLM 0.32 and newer)."""
+    """Whether its windows reach as far as allocation does (vLLM 0.30 and newer)."""
 
     offload_prompt_only: bool = True
     store_threshold: int = 0

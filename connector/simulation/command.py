@@ -1,8 +1,7 @@
-"""``kvlens simulate``: scenario files in, a table and JSON out."""
+"""Scenario files in, a table and JSON out; `kvlens simulate` calls it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,34 @@ from kvlens.connector.simulation.reading import ScenarioError, read
 from kvlens.connector.simulation.scenario import Scenario
 from kvlens.connector.versions import UnsupportedVLLMError
 
-OK, CRITICAL, USAGE = 0, 1, 2
+Refuse = Callable[[str], None]
+"""Tells whoever called why something could not be done."""
 Detect = Callable[[Any, Any, Any], Sequence[Any]]
 """``EngineInfo``, records of finished and in-flight ones of waiting requests, to incidents."""
 
 
-def run(paths: Sequence[Path], lookup: str, json_path: Path | None, detect: Detect) -> int:
-    """Run scenario files, print what came of them; returns the exit code."""
+def run(
+    paths: Sequence[Path], lookup: str, json_path: Path | None, detect: Detect, refuse: Refuse
+) -> bool:
+    """Run scenario files, print what came of them; returns whether an incident is critical."""
     try:
         scenarios = [(path, read(path)) for path in paths]
     except ScenarioError as error:
-        return _refuse(str(error))
+        refuse(str(error))
+        return False
     if json_path is not None and (problem := _unwritable(json_path)) is not None:
-        return _refuse(f"--json {json_path}: {problem}")
+        refuse(f"--json {json_path}: {problem}")
+        return False
     with quiet():
         try:
             import vllm  # noqa: F401 - the one dependency that kvlens does not bring
         except ModuleNotFoundError as error:
-            return _refuse(
+            refuse(
                 f"it runs vLLM's own scheduler, and {error.name} is not installed here; use the "
                 f"environment of your vLLM, or pip install 'kvlens[cpu]'"
             )
-        return _run(scenarios, lookup, json_path, detect)
+            return False
+        return _run(scenarios, lookup, json_path, detect, refuse)
 
 
 def _unwritable(path: Path) -> str | None:
@@ -46,19 +51,23 @@ def _unwritable(path: Path) -> str | None:
 
 
 def _run(
-    scenarios: Sequence[tuple[Path, Scenario]], lookup: str, json_path: Path | None, detect: Detect
-) -> int:
+    scenarios: Sequence[tuple[Path, Scenario]],
+    lookup: str,
+    json_path: Path | None,
+    detect: Detect,
+    refuse: Refuse,
+) -> bool:
     from kvlens.connector.config import LookupMode
     from kvlens.connector.simulation import report
     from kvlens.connector.simulation.driver import simulate
     from kvlens.connector.simulation.medium import SimulationError
 
-    done, refused = [], OK
+    done = []
     for path, scenario in scenarios:
         try:
             result = simulate(scenario, path.stem, LookupMode(lookup))
         except (SimulationError, UnsupportedVLLMError) as error:
-            refused = _refuse(f"{path}: {error}")  # the others may run all the same
+            refuse(f"{path}: {error}")  # the others may run all the same
             continue
         incidents = detect(result.engine, result.requests, result.waiting)
         done.append((result, incidents))
@@ -67,11 +76,5 @@ def _run(
         try:
             json_path.write_bytes(report.as_json(done))
         except OSError as error:
-            return _refuse(f"--json {json_path}: {error.strerror}")
-    critical = any(incident.severity == "critical" for _, found in done for incident in found)
-    return refused or (CRITICAL if critical else OK)
-
-
-def _refuse(message: str) -> int:
-    print(f"kvlens simulate: {message}", file=sys.stderr)
-    return USAGE
+            refuse(f"--json {json_path}: {error.strerror}")
+    return any(incident.severity == "critical" for _, found in done for incident in found)

@@ -13,17 +13,13 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.api.params import AuditPage
 from kvlens.dashboard.api.security import user_name
-from kvlens.dashboard.api.shapes import JSON, errors, incidents_json
-from kvlens.dashboard.detect.base import OPEN, Incident
+from kvlens.dashboard.api.shapes import JSON, errors
 from kvlens.dashboard.ingest.writer import Busy
-from kvlens.dashboard.store.actions import (
-    ACKNOWLEDGE,
-    ANNOTATE,
-    SILENCE,
-    UNACKNOWLEDGE,
-    Action,
-)
-from kvlens.dashboard.store.base import Batch, StoreError
+from kvlens.dashboard.model.actions import ACKNOWLEDGE, ANNOTATE, SILENCE, UNACKNOWLEDGE, Action
+from kvlens.dashboard.model.batch import Batch
+from kvlens.dashboard.model.incident import OPEN, Incident
+from kvlens.dashboard.store.base import StoreError
+from kvlens.dashboard.view.as_json import incidents_json
 
 router = APIRouter(prefix="/api/v1", tags=["act"], default_response_class=JSON)
 _ERRORS: Final = errors(400, 403, 404, 411, 413, 429, 503)

@@ -16,7 +16,8 @@ from pydantic import Field
 from kvlens.dashboard.api.deps import ServicesDep
 from kvlens.dashboard.api.params import MAX_LIMIT, RequestFilter
 from kvlens.dashboard.api.shapes import errors
-from kvlens.dashboard.store.base import RequestQuery, Store, TooSlowError
+from kvlens.dashboard.model.query import RequestQuery
+from kvlens.dashboard.store.base import Store, TooSlowError
 from kvlens.telemetry.records import RequestRecord
 
 router = APIRouter(prefix="/api/v1", tags=["read"])

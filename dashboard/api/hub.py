@@ -14,10 +14,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from kvlens.dashboard.api.shapes import Handlings, engine_json, incidents_json, request_summary
-from kvlens.dashboard.detect.base import OPEN, Incident
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.incident import OPEN, Incident
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.store.base import Engine
+from kvlens.dashboard.view.as_json import Handlings, engine_json, incidents_json, request_summary
 from kvlens.telemetry.records import RequestRecord
 
 INCIDENT: Final = "incident"

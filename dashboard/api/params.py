@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from kvlens.dashboard.detect.base import Scope
-from kvlens.dashboard.store.base import RequestQuery, Sort, Store
+from kvlens.dashboard.model.incident import Scope
+from kvlens.dashboard.model.query import RequestQuery, Sort
+from kvlens.dashboard.store.base import Store
 from kvlens.telemetry.semconv import Cause, Verdict
 
 MAX_LIMIT = 1000
@@ -112,7 +113,13 @@ class IncidentFilter(_Params):
     """Filters of incidents."""
 
     state: Literal["open", "closed"] | None = Field(None, description="Only open or closed ones")
-    limit: int = Field(200, ge=1, le=MAX_LIMIT, description="Newest so many")
+    engine: Text | None = Field(None, description="Incarnation id or engine id")
+    limit: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_LIMIT,
+        description="Newest so many; by default all open ones and the newest 200 closed ones",
+    )
 
 
 class AuditPage(_Params):

@@ -13,12 +13,16 @@ from kvlens.dashboard.api.params import (
     RequestPage,
     SeriesRange,
 )
-from kvlens.dashboard.api.shapes import JSON, engine_json, errors, incidents_json, point_json
-from kvlens.dashboard.store.base import Page, RequestQuery, Store, TooSlowError
+from kvlens.dashboard.api.shapes import JSON, errors
+from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident
+from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.store.base import Store, TooSlowError
+from kvlens.dashboard.view.as_json import engine_json, incidents_json, point_json
 
 router = APIRouter(prefix="/api/v1", tags=["read"], default_response_class=JSON)
 _DAY: Final = 86_400.0
 _MAX_POINTS: Final = 10_000
+_CLOSED_LISTED: Final = 200
 
 
 @router.get("/engines", summary="All known incarnations, newest first")
@@ -40,7 +44,7 @@ def engine(ident: str, services: ServicesDep) -> JSON:
 @router.get("/incidents", summary="Incidents, newest first")
 def incidents(params: Annotated[IncidentFilter, Query()], services: ServicesDep) -> JSON:
     """Return open and closed ones unless ``state`` is given."""
-    found = services.store.incidents(params.state, limit=params.limit)
+    found = _incidents(services.store, params)
     return JSON({"incidents": incidents_json(found, services.store.handling)})
 
 
@@ -87,6 +91,18 @@ def series(params: Annotated[SeriesRange, Query()], services: ServicesDep) -> JS
         raise HTTPException(422, f"step: gives over {_MAX_POINTS:,} points, use a larger one")
     points = services.store.series(since, until, params.step, params.engine)
     return JSON({"step": params.step, "series": [point_json(point) for point in points]})
+
+
+def _incidents(store: Store, params: IncidentFilter) -> list[Incident]:
+    """Newest first; without a limit no open one is left out, however old."""
+    if params.limit is not None:
+        return store.incidents(params.state, engine=params.engine, limit=params.limit)
+    found = []
+    if params.state != CLOSED:
+        found += store.incidents(OPEN, engine=params.engine)
+    if params.state != OPEN:
+        found += store.incidents(CLOSED, engine=params.engine, limit=_CLOSED_LISTED)
+    return sorted(found, key=lambda incident: (-incident.opened_at, incident.id))
 
 
 def _page(store: Store, query: RequestQuery) -> Page:

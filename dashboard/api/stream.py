@@ -19,8 +19,8 @@ from starlette.concurrency import run_in_threadpool
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.api.hub import INCIDENT, Client, Event
-from kvlens.dashboard.api.shapes import incidents_json
-from kvlens.dashboard.detect.base import OPEN
+from kvlens.dashboard.model.incident import OPEN
+from kvlens.dashboard.view.as_json import incidents_json
 
 router = APIRouter(prefix="/api/v1", tags=["read"])
 RETRY_MS: Final = 2000

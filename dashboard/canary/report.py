@@ -10,7 +10,7 @@ from typing import Any, Final
 _SHOWN: Final = 10
 
 
-class Status(str, Enum):
+class CanaryStatus(str, Enum):
     """The outcome."""
 
     OK = "ok"
@@ -44,7 +44,7 @@ class Mismatch:
 
 
 @dataclass
-class Report:
+class CanaryReport:
     """Result of a run; field names are those of ``--json``."""
 
     model: str
@@ -72,11 +72,11 @@ class Report:
     mismatches: list[Mismatch] = field(default_factory=list)
 
     @property
-    def status(self) -> Status:
+    def status(self) -> CanaryStatus:
         """The outcome."""
         if self.mismatches:
-            return Status.MISMATCH
-        return Status.OK if self.reloaded_answers else Status.INCONCLUSIVE
+            return CanaryStatus.MISMATCH
+        return CanaryStatus.OK if self.reloaded_answers else CanaryStatus.INCONCLUSIVE
 
     @property
     def reason(self) -> str:
@@ -118,7 +118,7 @@ class Report:
         }
 
 
-def text(report: Report) -> str:
+def text(report: CanaryReport) -> str:
     """For people."""
     lines = [
         f"{report.status.value}: {report.reason}.",

@@ -9,7 +9,7 @@ from typing import Final
 
 from kvlens.dashboard.canary.client import CanaryError, Client
 from kvlens.dashboard.canary.plan import Conversation, Plan
-from kvlens.dashboard.canary.report import Asked, Mismatch, Report
+from kvlens.dashboard.canary.report import Asked, CanaryReport, Mismatch
 
 BATCH: Final = 25
 """Conversations that take turns: each push out of the GPU cache serves them all."""
@@ -33,12 +33,14 @@ class Answer:
     reloaded: int | None
 
 
-def run(client: Client, plan: Plan, progress: Callable[[str], None] = lambda _: None) -> Report:
+def run(
+    client: Client, plan: Plan, progress: Callable[[str], None] = lambda _: None
+) -> CanaryReport:
     """Play all conversations of a plan on a server; raises :class:`CanaryError`.
 
     The server must be connected (:meth:`Client.connect`).
     """
-    report = Report(model=client.model, seed=plan.seed)
+    report = CanaryReport(model=client.model, seed=plan.seed)
     report.has_counters = client.counters() is not None
     canary = _Canary(client, plan, report)
     conversations = plan.all()
@@ -54,7 +56,7 @@ def run(client: Client, plan: Plan, progress: Callable[[str], None] = lambda _: 
 
 
 class _Canary:
-    def __init__(self, client: Client, plan: Plan, report: Report) -> None:
+    def __init__(self, client: Client, plan: Plan, report: CanaryReport) -> None:
         self._client = client
         self._plan = plan
         self._report = report

@@ -44,12 +44,12 @@ class DemoOptions:
 
 
 def run(options: DemoOptions) -> int:
-    """Run the demo; 0 all of it was shown, 1 something was not, 2 it could not run.
+    """Run the demo; 0 all of it was shown, 1 something was not. Raises :class:`DemoError`.
 
     128 + the signal's number when a signal ended it.
     """
     console = Console(stderr=True, highlight=False)
-    code = 2
+    code = None
     try:
         with (
             tempfile.TemporaryDirectory(prefix="kvlens-demo-") as folder,
@@ -59,12 +59,10 @@ def run(options: DemoOptions) -> int:
             code = demo.play()
             if options.serve:
                 demo.stay_up()
-    except DemoError as error:
-        console.print(f"kvlens demo: {error}", style="red", markup=False, soft_wrap=True)
     except Interrupted as interrupt:
         # Ctrl-C is also how a dashboard that was left up is meant to be ended.
         console.print(f"ended by {interrupt}", markup=False)
-        return interrupt.exit_code if code == 2 else code
+        return interrupt.exit_code if code is None else code
     return code
 
 

@@ -6,67 +6,14 @@ their own: the same observations give the same incidents, live or replayed.
 
 from __future__ import annotations
 
-import hashlib
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from kvlens.dashboard.detect.thresholds import ThresholdsFor, defaults
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.thresholds import ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.semconv import IncidentKind
-
-OPEN: Final = "open"
-CLOSED: Final = "closed"
-RECOVERED: Final = "recovered"
-ENGINE_GONE: Final = "engine_gone"
-
-
-class Scope(msgspec.Struct, kw_only=True, frozen=True):
-    """Which requests an incident is about: a filter, so that it stays small."""
-
-    since: float
-    """Finish time of the first request, Unix seconds."""
-    until: float
-    """Finish time of the newest one, inclusive."""
-    min_expected_tokens: int = 0
-    max_served_tokens: int | None = None
-    min_lost_tokens: int = 0
-    verdicts: tuple[str, ...] = ()
-    """Any of these; empty = all."""
-    cause: str | None = None
-
-
-class Incident(msgspec.Struct, kw_only=True, frozen=True):
-    """One finding about one engine incarnation. Times are the records' own, Unix seconds."""
-
-    id: str
-    kind: str
-    severity: str
-    state: str
-    """``open`` or ``closed``."""
-    engine_id: str
-    incarnation_id: str
-    model: str
-    opened_at: float
-    updated_at: float
-    closed_at: float | None = None
-    close_reason: str | None = None
-    """``recovered`` or ``engine_gone``."""
-    verdict: str
-    cause: str | None
-    confidence: str
-    summary: str
-    evidence: dict[str, Any]
-    next_step: str
-    groups: list[int]
-    """KV groups that brought requests to zero."""
-    engines: list[str] = []
-    """Ids of all engines affected, where it is more than ``engine_id``."""
-    example_requests: list[str]
-    """Internal request ids, oldest first."""
-    lost_tokens: int
-    requests: int
-    scope: Scope
 
 
 class Stateful(Protocol):
@@ -136,9 +83,3 @@ class Keyed(Generic[StateT]):
         if key in self._states:
             self.dirty.add(key)
         return self._states.pop(key, None)
-
-
-def incident_id(kind: str, incarnation_id: str, first_request: str) -> str:
-    """Return an id that a replay of the same records gives again."""
-    digest = hashlib.sha256(f"{kind}\0{incarnation_id}\0{first_request}".encode()).hexdigest()
-    return f"{kind}-{digest[:12]}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kvlens.dashboard.detect.tally import Item
-from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.telemetry.records import EngineInfo, Layout, RequestRecord
 from kvlens.telemetry.semconv import Exit, Verdict
 

@@ -10,23 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
-from kvlens.dashboard.detect.base import Detector, Incident
-from kvlens.dashboard.detect.panel import Observed, Panel, all_detectors
+from kvlens.dashboard.detect.base import Detector
+from kvlens.dashboard.detect.panel import Observed, Panel
 from kvlens.dashboard.detect.scraped import Scraped
-from kvlens.dashboard.scrape.reading import Scrape
-from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import SILENT, Engine, Store
+from kvlens.dashboard.model.engine import SILENT, Engine
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.scrape import Scrape
+from kvlens.dashboard.store.base import Store
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 _REPLAY: Final = 1000
 """Records read at once after a restart."""
 _SAVE_EVERY: Final = 5000
 """Records without a changed incident after which states are saved anyway."""
-
-
-def default_detectors(settings: Settings) -> list[Detector]:
-    """All detectors with the thresholds of ``settings``."""
-    return all_detectors(settings.thresholds)
 
 
 class Detection:

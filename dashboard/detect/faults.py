@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.eligible import number
 from kvlens.dashboard.detect.share import Limits, Share, State, Weight
 from kvlens.dashboard.detect.tally import Tally
-from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.semconv import Cause, Exit, IncidentKind, Severity, Verdict
 

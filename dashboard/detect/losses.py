@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any, Final
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.eligible import MAX_NUMBER, due, least_tokens, lost, number
 from kvlens.dashboard.detect.share import Limits, Share, State, Weight
 from kvlens.dashboard.detect.tally import Item, Tally, item_of
-from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.thresholds import Thresholds, ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.semconv import Cause, IncidentKind, Verdict
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import itemgetter
 
-from kvlens.dashboard.detect.base import Detector, Incident
+from kvlens.dashboard.detect.base import Detector
+from kvlens.dashboard.model.incident import Incident
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 

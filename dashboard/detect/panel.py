@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, ParamSpec, TypeVar
 
-from kvlens.dashboard.detect.base import Detector, Incident, Stateful
+from kvlens.dashboard.detect.base import Detector, Stateful
 from kvlens.dashboard.detect.faults import (
     DeferralStall,
     StoreFailures,
@@ -16,10 +16,11 @@ from kvlens.dashboard.detect.faults import (
 from kvlens.dashboard.detect.losses import CapacityThrash, LostHits, StoreGaps
 from kvlens.dashboard.detect.scraped import Scraped
 from kvlens.dashboard.detect.slow_reload import SlowReload
-from kvlens.dashboard.detect.thresholds import ThresholdsFor, defaults
 from kvlens.dashboard.detect.version_regression import VersionRegression
 from kvlens.dashboard.detect.zero_hit import ZeroHit
-from kvlens.dashboard.scrape.reading import Scrape
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.scrape import Scrape
+from kvlens.dashboard.model.thresholds import ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 _logger: Final = logging.getLogger(__name__)

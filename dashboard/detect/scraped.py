@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import (
+from kvlens.dashboard.model.incident import (
     CLOSED,
     ENGINE_GONE,
     OPEN,
@@ -21,10 +21,10 @@ from kvlens.dashboard.detect.base import (
     Scope,
     incident_id,
 )
-from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
+from kvlens.dashboard.model.scrape import Reading, Scrape
+from kvlens.dashboard.model.thresholds import Thresholds, ThresholdsFor, defaults
 from kvlens.dashboard.scrape.checks import examine, lookup_fallback, telemetry_lost
 from kvlens.dashboard.scrape.findings import FINE, Finding, Outcome
-from kvlens.dashboard.scrape.reading import Reading, Scrape
 from kvlens.dashboard.scrape.window import Window, restarted
 from kvlens.telemetry.semconv import Confidence, IncidentKind, Severity
 

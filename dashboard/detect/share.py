@@ -13,9 +13,10 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from kvlens.dashboard.detect.base import ENGINE_GONE, RECOVERED, Incident, Keyed
+from kvlens.dashboard.detect.base import Keyed
 from kvlens.dashboard.detect.tally import Item, Subject, Tally, incident
-from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
+from kvlens.dashboard.model.incident import ENGINE_GONE, RECOVERED, Incident
+from kvlens.dashboard.model.thresholds import Thresholds, ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.semconv import Severity
 

@@ -12,9 +12,10 @@ from typing import Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import ENGINE_GONE, RECOVERED, Incident, Keyed
+from kvlens.dashboard.detect.base import Keyed
 from kvlens.dashboard.detect.tally import Subject, Tally, incident
-from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
+from kvlens.dashboard.model.incident import ENGINE_GONE, RECOVERED, Incident
+from kvlens.dashboard.model.thresholds import Thresholds, ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, Load, RequestRecord
 from kvlens.telemetry.semconv import IncidentKind, Severity
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import CLOSED, OPEN, Incident, Scope, incident_id
+from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident, Scope, incident_id
 from kvlens.telemetry.records import RequestRecord
 from kvlens.telemetry.semconv import Confidence
 

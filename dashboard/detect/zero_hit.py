@@ -13,10 +13,11 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import ENGINE_GONE, RECOVERED, Incident, Keyed
+from kvlens.dashboard.detect.base import Keyed
 from kvlens.dashboard.detect.eligible import due, least_tokens
 from kvlens.dashboard.detect.tally import Item, Subject, Tally, incident, item_of
-from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
+from kvlens.dashboard.model.incident import ENGINE_GONE, RECOVERED, Incident
+from kvlens.dashboard.model.thresholds import Thresholds, ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.semconv import IncidentKind, Severity
 

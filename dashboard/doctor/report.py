@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.doctor.static import STATIC
+from kvlens.dashboard.model.scrape import Reading
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.dashboard.scrape.checks import examine
-from kvlens.dashboard.scrape.findings import FINE, FOUND, Finding, Outcome, percent, size
-from kvlens.dashboard.scrape.reading import Reading
+from kvlens.dashboard.scrape.findings import FINE, FOUND, Finding, Outcome, percent
 from kvlens.dashboard.scrape.window import Window
+from kvlens.dashboard.view.format import size
 from kvlens.telemetry import __version__
 from kvlens.telemetry.semconv import Severity
 

@@ -10,8 +10,9 @@ from typing import Final
 
 import httpx
 
+from kvlens.dashboard.model.scrape import Reading
 from kvlens.dashboard.scrape.page import PageError, decode, parse
-from kvlens.dashboard.scrape.reading import Reading, read
+from kvlens.dashboard.scrape.reading import read
 from kvlens.dashboard.scrape.targets import metrics_url
 from kvlens.dashboard.scrape.window import Window
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.model.scrape import Reading
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.dashboard.scrape.findings import Finding, percent
-from kvlens.dashboard.scrape.reading import Reading
 from kvlens.dashboard.scrape.window import Window
 from kvlens.telemetry.oracle import servable_boundary
 from kvlens.telemetry.records import GroupLayout, Layout

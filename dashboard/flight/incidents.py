@@ -6,9 +6,10 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from kvlens.dashboard.detect.base import Detector, Incident
+from kvlens.dashboard.detect.base import Detector
 from kvlens.dashboard.detect.panel import Observed, Panel
 from kvlens.dashboard.flight.recordings import Recording
+from kvlens.dashboard.model.incident import Incident
 from kvlens.telemetry.flight_reader import Entry
 from kvlens.telemetry.records import EngineInfo
 

@@ -1,8 +1,7 @@
-"""``kvlens inspect``: what a flight recorder kept, as a table, in full or as JSON lines."""
+"""What a flight recorder kept, as a table, in full or as JSON lines."""
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -16,20 +15,19 @@ import msgspec
 from kvlens.dashboard.flight import request as requests
 from kvlens.dashboard.flight.recordings import Recording, load
 from kvlens.dashboard.flight.terminal import CUT, Terminal, row, safe
-from kvlens.dashboard.web import words
-from kvlens.dashboard.web.format import clock, plural, utc
+from kvlens.dashboard.view import words
+from kvlens.dashboard.view.format import clock, plural, utc
 from kvlens.telemetry import records
-from kvlens.telemetry.flight_reader import Entry, FlightFileError
+from kvlens.telemetry.flight_reader import Entry
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
-OK, USAGE = 0, 2
 _WIDTHS: Final = (8, 0, 9, 20, -7, -7, -7)
 _HEADS: Final = ("TIME", "REQUEST", "VERDICT", "CAUSE", "SERVED", "OF", "LOST")
 _VERDICT: Final = _HEADS.index("VERDICT")
 
 
 @dataclass(frozen=True)
-class Filters:
+class RecordFilter:
     """Which records are shown; empty or None means all."""
 
     request: str | None = None
@@ -68,65 +66,59 @@ def _is(given: str, record: RequestRecord) -> bool:
     )
 
 
-def run(paths: Sequence[Path], filters: Filters, as_json: bool) -> int:
-    """Print the records that match; returns the exit code."""
-    try:
-        recordings = load(paths)
-        if as_json:
-            return _json(recordings, filters)
-        return _in_full(recordings, filters) if filters.request else _table(recordings, filters)
-    except FlightFileError as error:
-        sys.stdout.flush()
-        print(f"kvlens inspect: {safe(str(error))}", file=sys.stderr)
-        return USAGE
-    except BrokenPipeError:  # a pager that was closed
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+class NoMatchError(ValueError):
+    """No record is what was asked for; the message says what to change."""
 
 
-def _json(recordings: Sequence[Recording], filters: Filters) -> int:
+def show(paths: Sequence[Path], wanted: RecordFilter, as_json: bool) -> None:
+    """Print the records that match; raises ``FlightFileError`` and :class:`NoMatchError`."""
+    recordings = load(paths)
+    if as_json:
+        _json(recordings, wanted)
+    elif wanted.request:
+        _in_full(recordings, wanted)
+    else:
+        _table(recordings, wanted)
+
+
+def _json(recordings: Sequence[Recording], wanted: RecordFilter) -> None:
     for recording in recordings:
         for entry in recording:
-            if filters.matches(entry.record):
+            if wanted.matches(entry.record):
                 fields = msgspec.json.decode(records.encode(entry.record))
                 line = {"in_flight": entry.in_flight, **fields}
                 print(msgspec.json.encode(line).decode())
         _notes(recording)
-    return OK
 
 
-def _in_full(recordings: Sequence[Recording], filters: Filters) -> int:
+def _in_full(recordings: Sequence[Recording], wanted: RecordFilter) -> None:
     terminal = Terminal()
     found = 0
     for recording in recordings:
         for entry in recording:
-            if filters.matches(entry.record):
+            if wanted.matches(entry.record):
                 if found:
                     terminal.line()
                 requests.show(terminal, entry, recording.engine)
                 found += 1
         _notes(recording)
-    if found:
-        return OK
-    print(
-        f"kvlens inspect: no request {safe(filters.request or '')!r} that matches: give the id as "
-        f"the table or --json shows it",
-        file=sys.stderr,
-    )
-    return USAGE
+    if not found:
+        raise NoMatchError(
+            f"no request {wanted.request!r} that matches: give the id as the table or --json "
+            "shows it"
+        )
 
 
-def _table(recordings: Sequence[Recording], filters: Filters) -> int:
+def _table(recordings: Sequence[Recording], wanted: RecordFilter) -> None:
     terminal = Terminal()
     for index, recording in enumerate(recordings):
         if index:
             terminal.line()
-        _show(terminal, recording, filters)
+        _show(terminal, recording, wanted)
         _notes(recording)
-    return OK
 
 
-def _show(terminal: Terminal, recording: Recording, filters: Filters) -> None:
+def _show(terminal: Terminal, recording: Recording, wanted: RecordFilter) -> None:
     describe(terminal, recording.engine)
     widths = list(_WIDTHS)
     widths[1] = terminal.width - sum(map(abs, widths)) - len(widths) + 1
@@ -136,7 +128,7 @@ def _show(terminal: Terminal, recording: Recording, filters: Filters) -> None:
         record = entry.record
         first, last = first or record.finish_time, record.finish_time
         total += 1
-        if not filters.matches(record):
+        if not wanted.matches(record):
             continue
         if (today := utc(record.finish_time)[:10]) != day:
             day = today

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from kvlens.dashboard.web.strip import decisive_lookup
+from kvlens.dashboard.view.strip import decisive_lookup
 from kvlens.telemetry.oracle import Holds, is_servable, servable_boundary
 from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
 from kvlens.telemetry.search import search

@@ -1,4 +1,4 @@
-"""``kvlens replay``: verdicts, incidents and what would have been served, over a recording."""
+"""verdicts, incidents and what would have been served, over a recording."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.detect.engine import default_detectors
-from kvlens.dashboard.flight.incidents import replay_incidents
 from kvlens.dashboard.flight.inspect import describe
-from kvlens.dashboard.flight.recordings import Recording, load
+from kvlens.dashboard.flight.recordings import Recording
 from kvlens.dashboard.flight.replay import MODES, STOCK, Outcome, replay
 from kvlens.dashboard.flight.terminal import Terminal, row, safe
-from kvlens.dashboard.settings import SettingsError, load_settings
-from kvlens.dashboard.web import words
-from kvlens.dashboard.web.format import plural, utc
-from kvlens.telemetry.flight_reader import Entry, FlightFileError
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.view import words
+from kvlens.dashboard.view.format import plural, utc
+from kvlens.telemetry.flight_reader import Entry
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Severity, Verdict
 
-OK, CRITICAL, USAGE = 0, 1, 2
 _WIDTHS: Final = (30, -8, -12, -12, -12)
 
 
 @dataclass
-class Sums:
+class ServedSums:
     """Requests of one kind, tokens as they were served and as they would have been."""
 
     requests: int = 0
@@ -48,13 +43,15 @@ class Sums:
 
 
 @dataclass
-class Report:
+class ReplayReport:
     """All that is told of the recordings."""
 
     mode: str
     by_mode: Counter[str] = field(default_factory=Counter)
     served: int = 0
-    by_cause: dict[tuple[str, str], Sums] = field(default_factory=lambda: defaultdict(Sums))
+    by_cause: dict[tuple[str, str], ServedSums] = field(
+        default_factory=lambda: defaultdict(ServedSums)
+    )
     """By verdict and cause."""
     not_replayed: int = 0
     lower_bounds: int = 0
@@ -103,29 +100,8 @@ class Report:
         return found or self.unsafe_served > 0
 
 
-def run(paths: Sequence[Path], mode: str, json_path: Path | None) -> int:
-    """Replay recordings and print what came of it; returns the exit code."""
-    report = Report(mode, rows=None if json_path is None else [])
-    try:
-        settings = load_settings()
-        recordings = load(paths)
-        report.incidents = replay_incidents(recordings, default_detectors(settings), report.take)
-        if json_path is not None:
-            _write(json_path, report, recordings)
-    except (FlightFileError, SettingsError) as error:
-        return _refuse(str(error))
-    except OSError as error:
-        return _refuse(f"--json {json_path}: {error.strerror}")
-    _print(Terminal(), report, recordings)
-    return CRITICAL if report.critical else OK
-
-
-def _refuse(message: str) -> int:
-    print(f"kvlens replay: {safe(message)}", file=sys.stderr)
-    return USAGE
-
-
-def _write(path: Path, report: Report, recordings: Sequence[Recording]) -> None:
+def as_json(report: ReplayReport, recordings: Sequence[Recording]) -> str:
+    """All numbers of a replay, one object per request included."""
     document = {
         "lookup": report.mode,
         "engines": [recording.engine for recording in recordings],
@@ -142,10 +118,12 @@ def _write(path: Path, report: Report, recordings: Sequence[Recording]) -> None:
         "incidents": report.incidents,
         "notes": [note for recording in recordings for note in recording.notes()],
     }  # fmt: skip
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n")
+    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 
-def _print(terminal: Terminal, report: Report, recordings: Sequence[Recording]) -> None:
+def show(report: ReplayReport, recordings: Sequence[Recording]) -> None:
+    """Print what a replay came to."""
+    terminal = Terminal()
     for recording in recordings:
         describe(terminal, recording.engine)
         terminal.line()
@@ -161,10 +139,10 @@ def _print(terminal: Terminal, report: Report, recordings: Sequence[Recording]) 
             print(f"kvlens replay: {safe(note)}", file=sys.stderr)
 
 
-def _causes(terminal: Terminal, report: Report) -> None:
+def _causes(terminal: Terminal, report: ReplayReport) -> None:
     would = f"BY {report.mode.upper()}"
     terminal.line(row(("VERDICT, CAUSE", "REQUESTS", "SERVED", would, "SAVED"), _WIDTHS))
-    total = Sums()
+    total = ServedSums()
     for (verdict, cause), sums in sorted(report.by_cause.items(), key=_most_saved):
         name = f"{verdict}, {cause}" if cause else verdict
         tones = {0: words.verdict(verdict).tone}
@@ -181,16 +159,16 @@ def _causes(terminal: Terminal, report: Report) -> None:
     )
 
 
-def _most_saved(item: tuple[tuple[str, str], Sums]) -> tuple[int, tuple[str, str]]:
+def _most_saved(item: tuple[tuple[str, str], ServedSums]) -> tuple[int, tuple[str, str]]:
     return item[1].served - item[1].would, item[0]
 
 
-def _numbers(sums: Sums) -> tuple[str, ...]:
+def _numbers(sums: ServedSums) -> tuple[str, ...]:
     saved = sums.would - sums.served
     return f"{sums.requests:,}", f"{sums.served:,}", f"{sums.would:,}", f"{saved:+,}"
 
 
-def _modes(terminal: Terminal, report: Report) -> None:
+def _modes(terminal: Terminal, report: ReplayReport) -> None:
     tokens = ", ".join(f"{mode} {report.by_mode[mode]:,}" for mode in MODES)
     terminal.wrapped("", f"Tokens served: {report.served:,} as it was; by search: {tokens}.", 0)
     for count, text in (

@@ -8,9 +8,9 @@ import msgspec
 
 from kvlens.dashboard.flight import strip as strips
 from kvlens.dashboard.flight.terminal import Terminal, safe
-from kvlens.dashboard.web import words
-from kvlens.dashboard.web.format import clock, duration, plural, size, utc
-from kvlens.dashboard.web.strip import build_strip, decisive_lookup
+from kvlens.dashboard.view import words
+from kvlens.dashboard.view.format import clock, duration, plural, size, utc
+from kvlens.dashboard.view.strip import build_strip, decisive_lookup
 from kvlens.telemetry.flight_reader import Entry
 from kvlens.telemetry.records import EngineInfo, GroupChunks, Lookup, RequestRecord
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from kvlens.dashboard.flight.terminal import Terminal, fit
-from kvlens.dashboard.web import words
-from kvlens.dashboard.web.cells import CellState
-from kvlens.dashboard.web.format import plural
-from kvlens.dashboard.web.strip import Row, Strip
+from kvlens.dashboard.view import words
+from kvlens.dashboard.view.cells import CellState
+from kvlens.dashboard.view.format import plural
+from kvlens.dashboard.view.strip import Row, Strip
 
 _LABEL: Final = 24
 _STATES: Final = (

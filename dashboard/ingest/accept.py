@@ -19,7 +19,8 @@ from kvlens.dashboard.ingest.checks import (
     check_time,
 )
 from kvlens.dashboard.ingest.otlp import MAX_ATTRIBUTES, Resource, Span
-from kvlens.dashboard.store.base import Batch, EngineEvent, Row
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.engine import EngineEvent
 from kvlens.dashboard.store.codec import pack
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import (

@@ -14,12 +14,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
-from kvlens.dashboard.detect.base import OPEN, Incident
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.ingest.writer import Audience
-from kvlens.dashboard.scrape.reading import Scrape
+from kvlens.dashboard.model.actions import Handling
+from kvlens.dashboard.model.incident import OPEN, Incident
+from kvlens.dashboard.model.scrape import Scrape
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.store.actions import Handling
 from kvlens.dashboard.store.base import Store
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 

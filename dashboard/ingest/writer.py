@@ -17,10 +17,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Final, Protocol
 
-from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.scrape.reading import Scrape
+from kvlens.dashboard.model.batch import Appended, Batch
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.scrape import Scrape
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.store.base import Appended, Batch, Engine, Store, StoreError
+from kvlens.dashboard.store.base import Store, StoreError
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 _GROUP_ROWS: Final = 4000

@@ -9,10 +9,10 @@ from typing import Any, Final, NamedTuple
 import httpx
 import msgspec
 
-from kvlens.dashboard.detect.base import OPEN
+from kvlens.dashboard.model.incident import OPEN
 from kvlens.dashboard.notify.sender import Retry, Sender, post
-from kvlens.dashboard.notify.text import Notice, Wording, rfc3339
 from kvlens.dashboard.selfmetrics import NotifyMetrics
+from kvlens.dashboard.view.wording import Notice, Wording, rfc3339
 from kvlens.telemetry.semconv import LABEL_INCIDENT
 
 _CHUNK: Final = 100

@@ -10,13 +10,13 @@ from typing import Final
 
 import httpx
 
-from kvlens.dashboard.detect.base import CLOSED, OPEN, Incident
+from kvlens.dashboard.model.actions import Handling
+from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident
 from kvlens.dashboard.notify.alertmanager import Alertmanager
-from kvlens.dashboard.notify.text import Notice, Wording
 from kvlens.dashboard.notify.webhook import Webhook, message
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.actions import Handling
+from kvlens.dashboard.view.wording import Notice, Wording
 from kvlens.telemetry import __version__
 
 OPENED: Final = "incident.opened"

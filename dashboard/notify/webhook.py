@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import httpx
 import msgspec
 
-from kvlens.dashboard.api.shapes import incidents_json
 from kvlens.dashboard.notify.sender import Sender, post
-from kvlens.dashboard.notify.text import Notice, Wording, rfc3339
 from kvlens.dashboard.selfmetrics import NotifyMetrics
+from kvlens.dashboard.view.as_json import incidents_json
+from kvlens.dashboard.view.wording import Notice, Wording, rfc3339
 
 _SECRET_PREFIX: Final = "whsec_"
 _LONGEST_WAIT: Final = 6 * 3600.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.model.scrape import LOST
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.dashboard.scrape import zero_hit
 from kvlens.dashboard.scrape.findings import Finding, Outcome, fine, found, percent, unknown
-from kvlens.dashboard.scrape.reading import LOST
 from kvlens.dashboard.scrape.window import Window
 from kvlens.telemetry.semconv import Cause, Confidence, IncidentKind, Severity, Verdict
 

@@ -57,12 +57,3 @@ def unknown(kind: str, reason: str) -> Outcome:
 def percent(part: float, whole: float) -> str:
     """``part`` of ``whole`` as text."""
     return f"{part / whole:.1%}" if whole else "none"
-
-
-def size(count: float) -> str:
-    """Bytes as text."""
-    for unit in ("bytes", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} bytes" if unit == "bytes" else f"{count:,.2f} {unit}"
-        count /= 1000
-    return f"{count:,.2f} TB"

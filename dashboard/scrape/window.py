@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.dashboard.scrape.reading import LOST, VERDICT, Reading
+from kvlens.dashboard.model.scrape import LOST, VERDICT, Reading
 
 
 @dataclass(frozen=True)

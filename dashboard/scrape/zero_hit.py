@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kvlens.dashboard.detect.thresholds import Thresholds
-from kvlens.dashboard.scrape.findings import Finding, Outcome, fine, found, percent, size, unknown
+from kvlens.dashboard.model.thresholds import Thresholds
+from kvlens.dashboard.scrape.findings import Finding, Outcome, fine, found, percent, unknown
 from kvlens.dashboard.scrape.window import Window
+from kvlens.dashboard.view.format import size
 from kvlens.telemetry.advice import next_step
 from kvlens.telemetry.semconv import Cause, Confidence, IncidentKind, Severity, Verdict
 

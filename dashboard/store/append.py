@@ -11,16 +11,9 @@ from typing import Final
 
 import msgspec
 
-from kvlens.dashboard.store.actions import Action
-from kvlens.dashboard.store.base import (
-    REPLACED,
-    SILENT,
-    STOPPED,
-    Appended,
-    Batch,
-    EngineEvent,
-    Row,
-)
+from kvlens.dashboard.model.actions import Action
+from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.engine import REPLACED, SILENT, STOPPED, EngineEvent
 from kvlens.dashboard.store.rollup import (
     EVER,
     LEVELS,

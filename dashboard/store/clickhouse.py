@@ -9,25 +9,17 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import CLOSED, Incident
-from kvlens.dashboard.store.actions import Action, Handling, by_incident
-from kvlens.dashboard.store.base import (
-    SILENT,
-    Appended,
-    Batch,
-    DetectionState,
-    Engine,
-    Page,
-    Point,
-    RequestQuery,
-    StoreError,
-    Totals,
-    Upkeep,
-)
+from kvlens.dashboard.model.actions import Action, Handling, by_incident
+from kvlens.dashboard.model.batch import Appended, Batch
+from kvlens.dashboard.model.engine import SILENT, Engine
+from kvlens.dashboard.model.incident import CLOSED, Incident
+from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.totals import Point, Totals
+from kvlens.dashboard.store.base import DetectionState, StoreError, Upkeep
 from kvlens.dashboard.store.clickhouse_append import Appender, engine_states, read_info, silence
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.clickhouse_lease import Lease
-from kvlens.dashboard.store.clickhouse_query import bodies, find
+from kvlens.dashboard.store.clickhouse_query import bodies, find, incident_conditions
 from kvlens.dashboard.store.clickhouse_schema import FLEET, migrate
 from kvlens.dashboard.store.clickhouse_target import Target
 from kvlens.dashboard.store.order import ORDERS
@@ -195,22 +187,19 @@ class ClickHouseStore:
         )
 
     def incidents(
-        self, state: str | None = None, changed_since: float | None = None, limit: int = 500
+        self,
+        state: str | None = None,
+        *,
+        engine: str | None = None,
+        at: float | None = None,
+        changed_since: float | None = None,
+        limit: int | None = None,
     ) -> list[Incident]:
-        """Incidents, newest first; ``changed_since`` is Unix seconds of this machine."""
-        conditions, params = ["1 = 1"], {}
-        if state is not None:
-            conditions.append("state = {state:String}")
-            params["state"] = state
-        if changed_since is not None:
-            since = repr(float(changed_since))
-            conditions.append(
-                f"(changed_at >= {since} OR id IN (SELECT incident_id FROM {self._db}.actions"
-                f" WHERE time >= {since}))"
-            )
+        """See :meth:`kvlens.dashboard.store.base.Store.incidents`."""
+        where, params = incident_conditions(f"{self._db}.actions", state, engine, at, changed_since)
         rows = self._http.query(
-            f"SELECT body FROM {self._db}.incidents FINAL WHERE {' AND '.join(conditions)}"
-            f" ORDER BY opened_at DESC, id LIMIT {limit}",
+            f"SELECT body FROM {self._db}.incidents FINAL WHERE {where}"
+            " ORDER BY opened_at DESC, id" + ("" if limit is None else f" LIMIT {limit}"),
             **params,
         )
         return [_incident_decoder.decode(body) for (body,) in rows]

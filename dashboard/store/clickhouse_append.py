@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.store.base import REPLACED, STOPPED, Appended, Batch, Row
+from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.engine import REPLACED, STOPPED
 from kvlens.dashboard.store.clickhouse_http import Http
 from kvlens.dashboard.store.clickhouse_query import row_id
 from kvlens.dashboard.store.codec import unpack

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from kvlens.dashboard.store.base import RequestQuery
+from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.order import ORDERS, Key, Order
 
@@ -119,3 +119,35 @@ def _conditions(query: RequestQuery) -> tuple[list[str], Params]:
     if query.max_served_tokens is not None:
         add("served_tokens <= {served:Int64}", served=query.max_served_tokens)
     return conditions, params
+
+
+def incident_conditions(
+    actions: str,
+    state: str | None,
+    engine: str | None,
+    at: float | None,
+    changed_since: float | None,
+) -> tuple[str, Params]:
+    """Filters of incidents as SQL and its parameters; ``actions`` is the audit log's table."""
+    conditions, params = ["1 = 1"], Params()
+    if state is not None:
+        conditions.append("state = {state:String}")
+        params["state"] = state
+    if engine is not None:
+        conditions.append(
+            "(incarnation_id = {engine:String}"
+            " OR JSONExtractString(body, 'engine_id') = {engine:String})"
+        )
+        params["engine"] = engine
+    if at is not None:
+        conditions.append(
+            f"{float(at)!r} BETWEEN JSONExtractFloat(body, 'scope', 'since')"
+            " AND JSONExtractFloat(body, 'scope', 'until')"
+        )
+    if changed_since is not None:
+        since = repr(float(changed_since))
+        conditions.append(
+            f"(changed_at >= {since} OR id IN (SELECT incident_id FROM {actions}"
+            f" WHERE time >= {since}))"
+        )
+    return " AND ".join(conditions), params

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kvlens.dashboard.store.base import Sort
+from kvlens.dashboard.model.query import Sort
 
 Key = tuple[float, ...]
 """Where a row stands: ``(value?, finish_time, row)``, unique; the row and the value are whole."""

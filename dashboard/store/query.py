@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kvlens.dashboard.store.base import RequestQuery
+from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store.order import ORDERS
 from kvlens.telemetry.semconv import QUIET_VERDICTS
 

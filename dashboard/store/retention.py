@@ -12,6 +12,7 @@ from typing import Final
 from kvlens.dashboard.store.append import transaction
 from kvlens.dashboard.store.base import Upkeep
 from kvlens.dashboard.store.rollup import HOUR, MINUTE
+from kvlens.dashboard.view.format import size
 
 STEP: Final = 500
 """Requests deleted in one step: a few milliseconds between two batches."""
@@ -50,8 +51,8 @@ class Retention:
         cutoff = now - self._limits.request_age
         with transaction(self._db):
             deleted = self._delete("finish_time < ?", cutoff)
-            size = self.size()
-            if not deleted and size > self._limits.max_bytes:
+            used = self.size()
+            if not deleted and used > self._limits.max_bytes:
                 deleted = self._delete("? IS NULL", None)
         if deleted:
             self._running += deleted
@@ -61,7 +62,7 @@ class Retention:
         elif self._running:
             _logger.info("retention: deleted %d requests", self._running)
             self._running = 0
-        return Upkeep(deleted > 0, deleted, size)
+        return Upkeep(deleted > 0, deleted, used)
 
     def _tell_progress(self) -> None:
         """Say now and then how far a long deletion has come."""
@@ -73,9 +74,11 @@ class Retention:
             oldest = self._db.execute("SELECT min(finish_time) FROM requests").fetchone()[0]
             until = datetime.fromtimestamp(oldest or 0, timezone.utc).isoformat(" ", "seconds")
             _logger.info(
-                "retention: deleted %d requests so far, up to %s; %.1f GB in use",
-                self._running, until, self.size() / 1e9,
-            )  # fmt: skip
+                "retention: deleted %d requests so far, up to %s; %s in use",
+                self._running,
+                until,
+                size(self.size()),
+            )
 
     def size(self) -> int:
         """Bytes in use, without what is free to be written again."""

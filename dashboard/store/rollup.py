@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from kvlens.dashboard.store.base import GroupTotals, Point, Totals
+from kvlens.dashboard.model.totals import GroupTotals, Point, Totals
 from kvlens.telemetry.records import GroupLookup, RequestRecord
 from kvlens.telemetry.semconv import TRANSFER_BUCKETS
 
@@ -179,20 +179,3 @@ def _meaning(key: str) -> tuple[str, str, int]:
         known = group.isdecimal() and name in GroupTotals.__struct_fields__
         return (kind, name, int(group)) if known else ("", key, 0)
     return (key if key in _SCALARS else "", key, 0)
-
-
-def quantile(buckets: list[float], q: float) -> float | None:
-    """Reload latency in seconds below which a share ``q`` of the loads lies.
-
-    Linear inside a bucket; None without loads; the last edge stands for all beyond.
-    """
-    total = sum(buckets)
-    if not total:
-        return None
-    rank, seen = q * total, 0.0
-    for index, count in enumerate(buckets[:-1]):
-        if count and seen + count >= rank:
-            low = TRANSFER_BUCKETS[index - 1] if index else 0.0
-            return low + (TRANSFER_BUCKETS[index] - low) * (rank - seen) / count
-        seen += count
-    return TRANSFER_BUCKETS[-1]

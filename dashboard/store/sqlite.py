@@ -16,22 +16,15 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.detect.base import Incident
+from kvlens.dashboard.model.actions import Action, Handling, by_incident
+from kvlens.dashboard.model.batch import Appended, Batch
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.totals import Point, Totals
 from kvlens.dashboard.store import schema
-from kvlens.dashboard.store.actions import Action, Handling, by_incident
 from kvlens.dashboard.store.append import Appender, transaction
-from kvlens.dashboard.store.base import (
-    Appended,
-    Batch,
-    DetectionState,
-    Engine,
-    Page,
-    Point,
-    RequestQuery,
-    TooSlowError,
-    Totals,
-    Upkeep,
-)
+from kvlens.dashboard.store.base import DetectionState, TooSlowError, Upkeep
 from kvlens.dashboard.store.codec import unpack
 from kvlens.dashboard.store.order import ORDERS
 from kvlens.dashboard.store.query import page_sql
@@ -51,6 +44,14 @@ SELECT info, first_seen, last_seen, ended_at, end_reason, counters,
     (SELECT count(*) FROM incidents i WHERE i.incarnation_id = e.incarnation_id
         AND i.state = 'open') AS open_incidents
 FROM engines e LEFT JOIN sums s ON s.level = 0 AND s.engine_no = e.engine_no AND s.slot = 0"""
+_INCIDENTS: Final = """
+SELECT body FROM incidents
+WHERE (?1 IS NULL OR state = ?1)
+    AND (?2 IS NULL OR incarnation_id = ?2 OR json_extract(body, '$.engine_id') = ?2)
+    AND (?3 IS NULL OR ?3 BETWEEN json_extract(body, '$.scope.since')
+        AND json_extract(body, '$.scope.until'))
+    AND (?4 IS NULL OR changed_at >= ?4)
+ORDER BY opened_at DESC, id LIMIT ?5"""
 _incident_decoder = msgspec.json.Decoder(Incident)
 
 
@@ -162,14 +163,18 @@ class SqliteStore:
         return None if row is None else _engine(row)
 
     def incidents(
-        self, state: str | None = None, changed_since: float | None = None, limit: int = 500
+        self,
+        state: str | None = None,
+        *,
+        engine: str | None = None,
+        at: float | None = None,
+        changed_since: float | None = None,
+        limit: int | None = None,
     ) -> list[Incident]:
-        """Incidents, newest first; ``changed_since`` is Unix seconds of this machine."""
+        """See :meth:`kvlens.dashboard.store.base.Store.incidents`."""
         with self._reader() as db:
             rows = db.execute(
-                "SELECT body FROM incidents WHERE (?1 IS NULL OR state = ?1)"
-                " AND (?2 IS NULL OR changed_at >= ?2) ORDER BY opened_at DESC, id LIMIT ?3",
-                (state, changed_since, limit),
+                _INCIDENTS, (state, engine, at, changed_since, -1 if limit is None else limit)
             ).fetchall()
         return [_incident_decoder.decode(body) for (body,) in rows]
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.store.base import Engine, Store, Totals
-from kvlens.dashboard.store.sums import add_up
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.totals import Totals, add_up
+from kvlens.dashboard.store.base import Store
+from kvlens.dashboard.view.format import plural
 from kvlens.dashboard.web import comparison
 from kvlens.dashboard.web.comparison import Line
-from kvlens.dashboard.web.format import plural
 
 BEFORE = 86_400
 """Seconds before the incident that are compared with it."""

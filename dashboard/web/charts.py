@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlens.dashboard.store.base import Point
-from kvlens.dashboard.web.format import compact, utc
+from kvlens.dashboard.model.totals import Point
+from kvlens.dashboard.view.format import compact, utc
 
 RANGES = {"1h": 3600, "6h": 21600, "24h": 86400, "7d": 604800}
 """Time ranges that a page offers, seconds."""

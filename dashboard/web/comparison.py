@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvlens.dashboard.store.base import Engine, Totals
-from kvlens.dashboard.store.rollup import quantile
-from kvlens.dashboard.store.sums import add_up
-from kvlens.dashboard.web import format
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.totals import Totals, add_up, quantile
+from kvlens.dashboard.view import format
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Verdict
 

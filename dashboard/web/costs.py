@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvlens.dashboard.store.base import Engine, Store, Totals
-from kvlens.dashboard.store.sums import add_up
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.totals import Totals, add_up
+from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.web.bars import percent
 from kvlens.dashboard.web.charts import Window
 

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from pydantic import TypeAdapter
 
 from kvlens.dashboard.api.params import Time
-from kvlens.dashboard.store.base import RequestQuery, Sort
+from kvlens.dashboard.model.query import RequestQuery, Sort
 from kvlens.dashboard.web.charts import RANGES
 from kvlens.telemetry.semconv import Cause, Verdict
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvlens.dashboard.store.base import GroupTotals, Point
+from kvlens.dashboard.model.totals import GroupTotals, Point
+from kvlens.dashboard.view.format import compact, utc
 from kvlens.dashboard.web.bars import percent
 from kvlens.dashboard.web.charts import Window
-from kvlens.dashboard.web.format import compact, utc
 from kvlens.telemetry.records import EngineInfo, GroupLayout
 
 HEIGHT = 34

@@ -9,11 +9,11 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kvlens.dashboard.view.cells import CellState, Run
+from kvlens.dashboard.view.format import plural, words
+from kvlens.dashboard.view.strip import Row, Strip
+from kvlens.dashboard.view.words import CELLS, HELP
 from kvlens.dashboard.web.bars import percent
-from kvlens.dashboard.web.cells import CellState, Run
-from kvlens.dashboard.web.format import plural, words
-from kvlens.dashboard.web.strip import Row, Strip
-from kvlens.dashboard.web.words import CELLS, HELP
 
 SEPARATE_CHUNKS = 64
 """Rows with at most this many chunks show each as a cell of its own."""

@@ -9,11 +9,12 @@ from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse, Response
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
-from kvlens.dashboard.detect.base import OPEN
+from kvlens.dashboard.ingest.scraper import Scraper
+from kvlens.dashboard.model.incident import CLOSED, OPEN
+from kvlens.dashboard.model.query import Page
+from kvlens.dashboard.model.totals import quantile
 from kvlens.dashboard.notify.notifier import wording
-from kvlens.dashboard.scrape.scraper import Scraper
-from kvlens.dashboard.store.base import Page, TooSlowError
-from kvlens.dashboard.store.rollup import quantile
+from kvlens.dashboard.store.base import TooSlowError
 from kvlens.dashboard.web import comparison, views
 from kvlens.dashboard.web.assets import assets, version
 from kvlens.dashboard.web.charts import DEFAULT_RANGE, Window
@@ -48,14 +49,15 @@ def engine(
 @router.get("/incidents")
 def incidents(services: ServicesDep, request: Request) -> Response:
     """Open incidents, then closed ones."""
-    found = services.store.incidents()
+    closed = services.store.incidents(CLOSED, limit=views.LISTED + 1)
     return render(
         services,
         request,
         "incidents.html",
         page="incidents",
-        open=views.worst_first([item for item in found if item.state == OPEN]),
-        closed=[item for item in found if item.state != OPEN],
+        open=views.worst_first(services.store.incidents(OPEN)),
+        closed=closed[: views.LISTED],
+        older=len(closed) > views.LISTED,
         engines=len(services.store.engines()),
     )
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.dashboard.store.base import Totals
-from kvlens.dashboard.web.format import compact
+from kvlens.dashboard.model.totals import Totals
+from kvlens.dashboard.view.format import compact
 
 ENOUGH = 20
 """Requests with a reuse from which a curve means something."""

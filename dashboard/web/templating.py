@@ -12,9 +12,10 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kvlens.dashboard.api.deps import Services
-from kvlens.dashboard.api.shapes import engine_state
-from kvlens.dashboard.detect.base import OPEN, Incident
-from kvlens.dashboard.web import assets, format, words
+from kvlens.dashboard.model.incident import OPEN, Incident
+from kvlens.dashboard.view import format, words
+from kvlens.dashboard.view.as_json import engine_state
+from kvlens.dashboard.web import assets
 
 
 @cache

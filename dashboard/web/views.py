@@ -9,22 +9,26 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvlens.dashboard.detect.base import OPEN, Incident
-from kvlens.dashboard.scrape.scraper import Status
-from kvlens.dashboard.store.base import Engine, RequestQuery, Store, Totals
-from kvlens.dashboard.store.sums import add_up
+from kvlens.dashboard.ingest.scraper import Status
+from kvlens.dashboard.model.engine import Engine
+from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident
+from kvlens.dashboard.model.query import RequestQuery
+from kvlens.dashboard.model.totals import Totals, add_up
+from kvlens.dashboard.store.base import Store
+from kvlens.dashboard.view.format import count
+from kvlens.dashboard.view.strip import build_strip, decisive_lookup
 from kvlens.dashboard.web import bars, charts, plot
 from kvlens.dashboard.web.before import Versus, before_and_after
-from kvlens.dashboard.web.format import count
 from kvlens.dashboard.web.groups import GroupRow, group_rows
 from kvlens.dashboard.web.sizing import Sizing, sizing
-from kvlens.dashboard.web.strip import build_strip, decisive_lookup
 from kvlens.dashboard.web.waterfall import Waterfall, waterfall
 from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
 from kvlens.telemetry.semconv import Severity
 
 RECENT = 8
 AFFECTED = 50
+LISTED = 500
+"""Closed incidents on a page, the newest; open ones are all there."""
 
 
 def worst_first(incidents: list[Incident]) -> list[Incident]:
@@ -114,6 +118,9 @@ class EnginePage:
     groups: list[GroupRow]
     sizing: Sizing | None
     incidents: list[Incident]
+    """All open ones, worst first."""
+    closed: list[Incident]
+    """The newest closed ones."""
     requests: list[RequestRecord]
 
     @property
@@ -135,7 +142,8 @@ def engine_page(store: Store, engine: Engine, window: charts.Window) -> EnginePa
         sizing=sizing(totals, engine.info.capacity_chunks),
         chart=charts.token_chart(points, window),
         window=window,
-        incidents=[i for i in store.incidents() if i.incarnation_id == incarnation],
+        incidents=worst_first(store.incidents(OPEN, engine=incarnation)),
+        closed=store.incidents(CLOSED, engine=incarnation, limit=LISTED),
         requests=store.requests(RequestQuery(engine=incarnation, limit=RECENT)).records,
     )
 
@@ -240,13 +248,9 @@ def request_page(store: Store, record: RequestRecord, lookup: int | None = None)
         shown=shown,
         decisive=decisive,
         evidence=evidence_rows(record.evidence),
-        incidents=[
-            item
-            for item in store.incidents()
-            if item.incarnation_id == record.incarnation_id
-            and item.scope.since <= record.finish_time <= item.scope.until
-            and record.lost_tokens
-        ],
+        incidents=store.incidents(engine=record.incarnation_id, at=record.finish_time)
+        if record.lost_tokens
+        else [],
         waterfall=waterfall(record),
         raw=msgspec.json.format(msgspec.json.encode(record), indent=2).decode(),
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from kvlens.dashboard.view.format import duration
 from kvlens.dashboard.web.bars import percent
-from kvlens.dashboard.web.format import duration
 from kvlens.telemetry.records import RequestRecord
 
 MOST_ROWS: Final = 40

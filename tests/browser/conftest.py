@@ -10,7 +10,7 @@ import pytest
 from chromium import Complaints, executable, launched
 from playwright.sync_api import Browser, BrowserContext, Page
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 
 

@@ -13,10 +13,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
 
-from kvlens.connector import compat_command, offloading, support, versions, watch
+from kvlens.connector import offloading, support, versions, watch
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import driver, reading
 from kvlens.connector.simulation.medium import SimulationError
+from kvlens.dashboard.cli import main
 from kvlens.dashboard.detect.offline import detect
 from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.telemetry.semconv import Depth
@@ -136,7 +137,7 @@ def test_a_failed_load_is_not_served():
 
 def test_compat_tells_what_is_there(tmp_path, capsys):
     path = tmp_path / "compat.json"
-    assert compat_command.run(path) == compat_command.FULL
+    assert main(["compat", "--json", str(path)]) == 0
     found = json.loads(path.read_text())
     assert found["vllm_version"] == support.vllm_version()
     assert found["depth"] == "groups"
@@ -147,15 +148,15 @@ def test_compat_tells_what_is_there(tmp_path, capsys):
 
 def test_compat_says_what_is_reduced_and_what_cannot_run(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(support.symbols, "check", lambda _: [GONE])
-    assert compat_command.run(None) == compat_command.REDUCED
+    assert main(["compat"]) == 1
     text = capsys.readouterr().out
     assert "at interface depth" in text
     assert "Teleporter is gone" in text
     monkeypatch.setattr(support, "vllm_version", lambda: "0.26.0")
-    assert compat_command.run(None) == compat_command.CANNOT_RUN
+    assert main(["compat"]) == 2
     assert "older than 0.27.1" in capsys.readouterr().err
     monkeypatch.undo()
-    assert compat_command.run(tmp_path / "no" / "where.json") == compat_command.CANNOT_RUN
+    assert main(["compat", "--json", str(tmp_path / "no" / "where.json")]) == 2
     assert "No such file" in capsys.readouterr().err
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.sqlite import SqliteStore
 

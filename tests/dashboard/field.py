@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import factory
 import msgspec
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.panel import Observed, Panel, all_detectors
-from kvlens.dashboard.detect.thresholds import Thresholds, ThresholdsFor, defaults
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.thresholds import Thresholds, ThresholdsFor, defaults
 from kvlens.telemetry.records import EngineInfo, GroupChunks, Lookup, RequestRecord, Store
 
 INFO = factory.engine()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import factory
 import msgspec
 
-from kvlens.dashboard.detect.base import Incident, Scope
-from kvlens.dashboard.notify.text import Wording
+from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.view.wording import Wording
 
 START = 1_790_000_000.25
 

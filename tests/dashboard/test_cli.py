@@ -90,7 +90,7 @@ def test_a_package_that_is_missing_is_named(
     def absent(options: object) -> int:
         raise ModuleNotFoundError("No module named 'httpx'", name="httpx")
 
-    monkeypatch.setattr(cli, "_doctor", absent)
+    monkeypatch.setattr(cli.doctor, "run", absent)
     assert main(["doctor", "http://127.0.0.1:1"]) == 2
     said = capsys.readouterr().err
     assert "httpx" in said
@@ -100,7 +100,7 @@ def test_a_package_that_is_missing_is_named(
 def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     script = (
         "import sys; from kvlens.dashboard import cli\n"
-        "cli._replay = lambda options: [print('line') for _ in range(100_000)] and 0\n"
+        "cli.replay.run = lambda options: [print('line') for _ in range(100_000)] and 0\n"
         f"sys.exit(cli.main(['replay', {str(tmp_path)!r}]))"
     )
     run = subprocess.run(

@@ -13,8 +13,8 @@ from grafana.rule_cases import UP, kv
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import driver, recording
 from kvlens.connector.simulation.reading import parse
-from kvlens.dashboard.detect.engine import default_detectors
 from kvlens.dashboard.detect.offline import detect
+from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.settings import Settings
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import EngineInfo
@@ -82,7 +82,7 @@ def run(text: str, name: str, lookup: LookupMode, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(driver, "Clock", Watched)
     result = driver.simulate(parse(text, name), name, lookup)
     seconds = made[0].seconds - recording.START_NS / 1e9
-    detectors = default_detectors(Settings(store="unused.db"))
+    detectors = all_detectors(Settings(store="unused.db").thresholds)
     found = detect(result.engine, result.requests, result.waiting, detectors)
     open_ = {incident.kind for incident in found if incident.state == "open"}
     return Run(

@@ -12,7 +12,7 @@ from stack import ROOT, tool
 
 from grafana import alerts, recording, rule_tests
 from grafana.rulefile import dump, shorten
-from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.telemetry.semconv import IncidentKind
 
 RULES = ROOT / "grafana" / "rules"

@@ -14,8 +14,8 @@ from kvlens.connector.simulation.driver import simulate
 from kvlens.connector.simulation.medium import SimulationError
 from kvlens.connector.simulation.reading import read
 from kvlens.connector.support import vllm_version
-from kvlens.dashboard.detect.engine import default_detectors
 from kvlens.dashboard.detect.offline import detect
+from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.settings import Settings
 
 SCENARIOS = Path(__file__).parents[2] / "scenarios"
@@ -65,7 +65,7 @@ def test_scenario(name: str, mode: str):
     for field, value in wanted.get("evidence", {}).items():
         assert [r.evidence.get(field) for r in troubled] == [value] * len(troubled)
 
-    detectors = default_detectors(Settings())
+    detectors = all_detectors(Settings().thresholds)
     incidents = detect(result.engine, result.requests, result.waiting, detectors)
     assert {incident.kind for incident in incidents} == set(wanted.get("incidents", ()))
 

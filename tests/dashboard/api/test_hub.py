@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import factory
 import msgspec
 
 from kvlens.dashboard.api.hub import Client, Event, Hub
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.zero_hit import ZeroHit
+from kvlens.dashboard.model.actions import Handling
+from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.store.actions import Handling
 
 INFO = factory.engine()
 
@@ -36,9 +36,8 @@ def from_thread(*calls: object) -> None:
         for call, argument in calls:  # type: ignore[misc]
             call(argument)
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(run).result()
 
 
 def test_coalesced_bounded_and_counted() -> None:
@@ -102,13 +101,19 @@ def test_close_wakes_and_ends_clients() -> None:
     assert late.closed
 
 
-def test_publishing_after_the_loop_ended() -> None:
-    hub = Hub(SelfMetrics(), limit=2, handling=unhandled)
+def test_publishing_after_the_loop_ended_counts_and_delivers_nothing() -> None:
+    metrics = SelfMetrics()
+    hub = Hub(metrics, limit=2, handling=unhandled)
 
     async def scenario() -> Client:
         hub.bind([])
         return hub.join()
 
     client = asyncio.run(scenario())
-    from_thread((hub.requests, [factory.lost_record(1, INFO)]))
+    records = [factory.lost_record(n, INFO) for n in range(5)]
+    from_thread((hub.requests, records), (hub.incident, incident()))
     assert not client.closed
+    assert metrics.registry.get_sample_value("kvlens_dashboard_open_incidents") == 1
+    assert metrics.registry.get_sample_value("kvlens_dashboard_stream_dropped_events_total") == 0
+    client.close()
+    assert asyncio.run(client.take()) == []

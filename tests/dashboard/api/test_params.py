@@ -8,7 +8,7 @@ from fastapi import HTTPException
 from noticing import incident
 
 from kvlens.dashboard.api.params import RequestFilter
-from kvlens.dashboard.detect.base import Scope
+from kvlens.dashboard.model.incident import Scope
 from kvlens.dashboard.store.sqlite import SqliteStore
 
 SCOPE = Scope(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from receiver import eventually
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store import sqlite
 from kvlens.telemetry.records import RequestRecord, decode_record, encode

@@ -3,7 +3,7 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings, load_settings
 
 READ = "read-token-0123456789"

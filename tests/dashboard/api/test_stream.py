@@ -12,7 +12,7 @@ import factory
 import httpx
 import pytest
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 
 INFO = factory.engine()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvlens.dashboard.detect.thresholds import Thresholds
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.telemetry.semconv import IncidentKind
 
 DOCS = Path(__file__).parents[3] / "docs"

@@ -13,7 +13,7 @@ from exports import as_json, export, span
 from field import partial, waiting
 from fleet import send
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings, SettingsError, load_settings
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import encode

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import factory
 import pytest
 
-from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.detect.engine import Detection, default_detectors
+from kvlens.dashboard.detect.engine import Detection
+from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.detect.zero_hit import ZeroHit
+from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.engine import EngineEvent
+from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import Appended, Batch, EngineEvent, Row
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
@@ -186,7 +188,7 @@ def test_states_of_unknown_detectors_are_left_alone(store: SqliteStore) -> None:
     assert run.errors == 0
 
 
-def test_default_detectors_take_the_settings(settings: Settings) -> None:
-    detectors = default_detectors(settings)
+def test_detectors_take_the_settings(settings: Settings) -> None:
+    detectors = all_detectors(settings.thresholds)
     scraped_only = {IncidentKind.LOOKUP_FALLBACK}
     assert {detector.kind for detector in detectors} == set(IncidentKind) - scraped_only

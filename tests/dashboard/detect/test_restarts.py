@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 from field import INFO, START, Night, evicted, gap, load, lost, partial, refusing, served, waiting
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.offline import detect
 from kvlens.dashboard.detect.panel import Observed, Panel, all_detectors
+from kvlens.dashboard.model.incident import Incident
 from kvlens.telemetry.records import RequestRecord
 
 

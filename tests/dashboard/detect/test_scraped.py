@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from metrics_pages import GB, page
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.scraped import Scraped
-from kvlens.dashboard.scrape.reading import Scrape, read_page
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.scrape import Scrape
+from kvlens.dashboard.scrape.reading import read_page
 
 START = 1_796_000_000.0
 STEP = 15.0
@@ -49,7 +50,7 @@ def test_f16_opens_after_ten_minutes_and_stays_one() -> None:
     first = found[0]
     assert 540 <= first.opened_at - START <= 615
     assert (first.engine_id, first.model) == ("node-a:8000/0", "m")
-    assert first.summary.startswith("540.00 GB were stored")
+    assert first.summary.startswith("503 GiB were stored")
     assert len(found) <= 1 + (100 * STEP - 540) / 60  # told once a minute, not each 15 s
 
 

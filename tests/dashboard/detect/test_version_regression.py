@@ -9,8 +9,8 @@ import factory
 import msgspec
 from field import INFO, START, Night, served, thresholds
 
-from kvlens.dashboard.detect.base import Incident
 from kvlens.dashboard.detect.version_regression import VersionRegression
+from kvlens.dashboard.model.incident import Incident
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 OLD = msgspec.structs.replace(INFO, vllm_version="0.31.0", incarnation_id="old", started_at=START)

@@ -6,9 +6,9 @@ import factory
 import msgspec
 import pytest
 
-from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.detect.zero_hit import ZeroHit
+from kvlens.dashboard.model.incident import Incident
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.telemetry.records import RequestRecord
 
 INFO = factory.engine()

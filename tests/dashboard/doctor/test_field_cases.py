@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from metrics_pages import GB, LABELS, f16, page
 
-from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.doctor.report import Patient, diagnose
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.dashboard.scrape.reading import read_page
 from kvlens.dashboard.scrape.window import Window
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from metrics_pages import page
 
-from kvlens.dashboard.detect.thresholds import Thresholds
 from kvlens.dashboard.doctor.report import diagnose
 from kvlens.dashboard.doctor.static import layout_of, shortest_served
+from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.dashboard.scrape.findings import Finding
 from kvlens.dashboard.scrape.reading import read_page
 from kvlens.dashboard.scrape.window import Window

@@ -276,4 +276,4 @@ def test_an_id_is_found_as_the_table_cuts_it() -> None:
     whole = record.internal_request_id
     cases = {whole: True, f"cm~{whole[-6:]}": True, f"~{whole[-6:]}": False, "cmpl~other": False}
     for given, found in cases.items():
-        assert inspect.Filters(request=given).matches(record) is found
+        assert inspect.RecordFilter(request=given).matches(record) is found

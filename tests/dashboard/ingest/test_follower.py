@@ -11,14 +11,16 @@ import factory
 import pytest
 from receiver import eventually
 
-from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.detect.engine import Detection, default_detectors
+from kvlens.dashboard.detect.engine import Detection
+from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.ingest import follower
 from kvlens.dashboard.ingest.follower import Follower, Quiet
+from kvlens.dashboard.model.actions import Action
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.actions import Action
-from kvlens.dashboard.store.base import Batch, Row, StoreError
+from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
@@ -69,7 +71,9 @@ class Dashboard:
         self.metrics = SelfMetrics()
 
         def make() -> Detection:
-            return Detection(default_detectors(settings), self.store, self.incident, lambda: None)  # type: ignore[arg-type]
+            return Detection(
+                all_detectors(settings.thresholds), self.store, self.incident, lambda: None
+            )  # type: ignore[arg-type]
 
         self.follower = Follower(self.store, make, self, self, self.metrics)  # type: ignore[arg-type]
 

@@ -9,8 +9,10 @@ import pytest
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.detect.zero_hit import ZeroHit
 from kvlens.dashboard.ingest.writer import Busy, Writer
+from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.engine import Engine
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.store.base import Appended, Batch, Engine, Row, StoreError
+from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry.records import RequestRecord, encode

@@ -19,12 +19,12 @@ import pytest
 from noticing import WORDING, incident
 from receiver import Receiver, eventually, receiving
 
+from kvlens.dashboard.model.actions import Handling
 from kvlens.dashboard.notify.alertmanager import Alertmanager
-from kvlens.dashboard.notify.text import Notice
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.actions import Handling
+from kvlens.dashboard.view.wording import Notice
 
 INFO = factory.engine()
 PROGRAM = shutil.which(os.environ.get("KVLENS_TEST_ALERTMANAGER", "prometheus-alertmanager"))

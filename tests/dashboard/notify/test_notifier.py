@@ -12,12 +12,12 @@ import pytest
 from noticing import incident
 from receiver import Receiver, eventually
 
+from kvlens.dashboard.model.actions import Handling, Note
 from kvlens.dashboard.notify.notifier import Notifier, events
-from kvlens.dashboard.notify.text import Notice
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings, load_settings
-from kvlens.dashboard.store.actions import Handling, Note
+from kvlens.dashboard.view.wording import Notice
 
 INFO = factory.engine()
 SECRET = "a secret of some length"

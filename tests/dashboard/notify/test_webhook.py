@@ -12,11 +12,11 @@ import pytest
 from noticing import WORDING, incident
 from receiver import Receiver, eventually, receiving
 
+from kvlens.dashboard.model.actions import Handling
 from kvlens.dashboard.notify import webhook
-from kvlens.dashboard.notify.text import Notice
 from kvlens.dashboard.notify.webhook import Message, Webhook, message, sign
 from kvlens.dashboard.selfmetrics import SelfMetrics
-from kvlens.dashboard.store.actions import Handling
+from kvlens.dashboard.view.wording import Notice
 
 SECRET = "a secret of some length"
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvlens.dashboard import shipped
 from kvlens.dashboard.cli import main
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 from kvlens.telemetry.semconv import IncidentKind
 

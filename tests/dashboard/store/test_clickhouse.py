@@ -16,8 +16,10 @@ import msgspec
 import pytest
 from noticing import incident
 
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store import clickhouse_lease, clickhouse_schema
-from kvlens.dashboard.store.base import Batch, RequestQuery, Row, StoreError
+from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.clickhouse import ClickHouseStore
 from kvlens.dashboard.store.clickhouse_http import Http
 from kvlens.dashboard.store.clickhouse_query import row_id

@@ -12,9 +12,12 @@ import factory
 import msgspec
 import pytest
 
-from kvlens.dashboard.detect.base import Incident, Scope
-from kvlens.dashboard.store.actions import Action, Handling
-from kvlens.dashboard.store.base import Batch, EngineEvent, RequestQuery, Row, Sort, Store
+from kvlens.dashboard.model.actions import Action, Handling
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.engine import EngineEvent
+from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.query import RequestQuery, Sort
+from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.store.codec import pack
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
 from kvlens.telemetry.semconv import ENGINE_STARTED, ENGINE_STOPPED
@@ -319,6 +322,30 @@ def test_detection_state(store: Store) -> None:
     assert store.incidents(changed_since=2**40) == []
     store.append([batch(A, [])])
     assert store.engines()[0].open_incidents == 1
+
+
+def test_an_old_open_incident_is_found_behind_600_newer_ones(store: Store) -> None:
+    old = incident("old")
+    of_b = msgspec.structs.replace(
+        incident("b", opened_at=factory.START + 1),
+        engine_id=B.engine_id,
+        incarnation_id=B.incarnation_id,
+    )
+    newer = [incident(f"n{n}", "closed", factory.START + 10 + n) for n in range(600)]
+    store.save_detection(1, [old, of_b, *newer], [])
+    assert [item.id for item in store.incidents("open")] == ["b", "old"]
+    assert [item.id for item in store.incidents("open", engine=A.incarnation_id)] == ["old"]
+    assert [item.id for item in store.incidents(engine=B.engine_id)] == ["b"]
+    assert [item.id for item in store.incidents(at=factory.START)] == ["old"]
+    assert store.incidents(at=factory.START - 1) == []
+    assert [i.id for i in store.incidents(engine=A.engine_id, at=factory.START + 15)] == ["n5"]
+    assert len(store.incidents(changed_since=0)) == len(store.incidents()) == 602
+    assert [item.id for item in store.incidents("closed", limit=2)] == ["n599", "n598"]
+
+
+def test_more_open_incidents_than_any_page_lists_are_all_found(store: Store) -> None:
+    store.save_detection(1, [incident(f"n{n}", "open", factory.START + n) for n in range(600)], [])
+    assert len(store.incidents("open")) == 600
 
 
 def test_actions_are_a_log_and_a_state(store: Store) -> None:

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from kvlens.dashboard.detect.zero_hit import ZeroHit
+from kvlens.dashboard.model.actions import Action
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store import retention
-from kvlens.dashboard.store.actions import Action
-from kvlens.dashboard.store.base import Batch, RequestQuery, Row
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.retention import Limits
 from kvlens.dashboard.store.sqlite import SqliteStore

@@ -4,9 +4,9 @@ import factory
 import msgspec
 import pytest
 
-from kvlens.dashboard.store.base import Totals
+from kvlens.dashboard.model.totals import Totals, quantile
 from kvlens.dashboard.store.codec import pack, unpack
-from kvlens.dashboard.store.rollup import counters, fill, level_of, points, quantile
+from kvlens.dashboard.store.rollup import counters, fill, level_of, points
 from kvlens.telemetry.records import encode
 from kvlens.telemetry.semconv import TRANSFER_BUCKETS
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import factory
 import pytest
 
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store import schema
-from kvlens.dashboard.store.base import Batch, RequestQuery, Row, StoreError
+from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.query import page_sql
 from kvlens.dashboard.store.sqlite import SqliteStore

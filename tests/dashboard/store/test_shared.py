@@ -13,7 +13,7 @@ import httpx
 import pytest
 from receiver import Receiver, eventually, receiving
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import load_settings
 from kvlens.dashboard.store.clickhouse_target import Target
 

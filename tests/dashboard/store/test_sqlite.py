@@ -7,8 +7,10 @@ from pathlib import Path
 import factory
 import pytest
 
+from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store import sqlite
-from kvlens.dashboard.store.base import Batch, RequestQuery, Row, StoreError, TooSlowError
+from kvlens.dashboard.store.base import StoreError, TooSlowError
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry.records import encode

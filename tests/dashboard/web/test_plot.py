@@ -5,10 +5,10 @@ import pytest
 from factory import cold_record, layout, lost_record, served_record
 from gallery import gap_record, nine_groups
 
+from kvlens.dashboard.view.cells import CellState
+from kvlens.dashboard.view.strip import build_strip
 from kvlens.dashboard.web.bars import token_parts
-from kvlens.dashboard.web.cells import CellState
 from kvlens.dashboard.web.plot import Plot, draw
-from kvlens.dashboard.web.strip import build_strip
 from kvlens.telemetry.records import Layout, RequestRecord
 
 

@@ -1,6 +1,8 @@
 import logging
 import threading
 import time
+from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -192,14 +194,43 @@ def test_spans_wait_for_a_receiver_that_is_away(caplog):
     ]
 
 
-def test_a_full_queue_drops_the_oldest_and_counts():
-    flaky = Flaky()
-    queue = ExportQueue(flaky, "http://receiver", 10)
-    sink = SpanSink(engine(), queue)
-    for record in served_request() * 10:
-        sink.request(record)
-    assert sink.dropped > 0
-    assert len(queue._queue) <= 10 + export_queue.MAX_BATCH
+class Held(SpanExporter):
+    """A receiver that keeps each batch in its hands until it is told what to answer."""
+
+    def __init__(self):
+        self.asked = Queue()
+        self.answers = Queue()
+
+    def export(self, spans):
+        self.asked.put([span.name for span in spans])
+        return self.answers.get(timeout=10)
+
+
+def spans(first, last):
+    return [SimpleNamespace(name=f"span {number}") for number in range(first, last + 1)]
+
+
+@pytest.mark.parametrize("answer", [SpanExportResult.SUCCESS, SpanExportResult.FAILURE])
+def test_a_full_queue_drops_the_oldest_and_counts(answer):
+    held = Held()
+    queue = ExportQueue(held, "http://receiver", 10)
+    sink = SpanSink(engine(), queue)  # sends the engine's span
+    first = held.asked.get(timeout=10)
+    for span in spans(1, 30):
+        queue.on_end(span)
+    newest = [span.name for span in spans(21, 30)]
+    assert [span.name for span in queue._queue] == newest
+    assert sink.dropped == 20
+    held.answers.put(answer)
+    lost = answer is SpanExportResult.FAILURE
+    assert held.asked.get(timeout=10) == (first + newest if lost else newest)
+    for span in spans(31, 40):
+        queue.on_end(span)
+    held.answers.put(SpanExportResult.SUCCESS)
+    assert held.asked.get(timeout=10) == [span.name for span in spans(31, 40)]
+    assert sink.dropped == 20
+    for _ in range(3):
+        held.answers.put(SpanExportResult.SUCCESS)
     sink.close()
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Final
 
-from kvlens.dashboard.detect.base import Incident
-from kvlens.dashboard.store.actions import Handling
+from kvlens.dashboard.model.actions import Handling
+from kvlens.dashboard.model.incident import Incident
 from kvlens.telemetry import semconv
 
 FIELDS: Final = (

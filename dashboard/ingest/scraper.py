@@ -17,8 +17,10 @@ import httpx
 import msgspec
 
 from kvlens.dashboard.ingest.writer import Busy, Writer
+from kvlens.dashboard.model.batch import Batch
+from kvlens.dashboard.model.scrape import Reading, Scrape
 from kvlens.dashboard.scrape.page import PageError
-from kvlens.dashboard.scrape.reading import Reading, Scrape, read_page
+from kvlens.dashboard.scrape.reading import read_page
 from kvlens.dashboard.scrape.targets import (
     Target,
     TargetError,
@@ -30,7 +32,7 @@ from kvlens.dashboard.scrape.targets import (
 )
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import Batch, StoreError
+from kvlens.dashboard.store.base import StoreError
 
 OK: Final = "ok"
 FAILED: Final = "failed"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import groupby
 
-from kvlens.dashboard.web.windows import first_needed
+from kvlens.dashboard.view.windows import first_needed
 from kvlens.telemetry.records import GroupLayout, GroupLookup, Lookup
 
 Span = tuple[int, int]

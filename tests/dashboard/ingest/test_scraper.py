@@ -15,7 +15,7 @@ import httpx
 import pytest
 from metrics_pages import GB, page
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 
 Answer = Callable[[str], tuple[int, bytes]]

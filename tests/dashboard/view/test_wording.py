@@ -3,10 +3,10 @@ from __future__ import annotations
 import factory
 from noticing import START, WORDING, incident
 
+from kvlens.dashboard.model.actions import Handling
 from kvlens.dashboard.notify.notifier import wording
-from kvlens.dashboard.notify.text import FIELDS, Notice
 from kvlens.dashboard.settings import load_settings
-from kvlens.dashboard.store.actions import Handling
+from kvlens.dashboard.view.wording import FIELDS, Notice
 
 
 def test_labels_route_and_group() -> None:

@@ -23,9 +23,10 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from kvlens.dashboard.serve import ServeError, running
+from kvlens.dashboard.model.query import RequestQuery
+from kvlens.dashboard.server import ServeError, running
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import RequestQuery, StoreError
+from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import encode
@@ -34,7 +35,7 @@ from kvlens.telemetry.sinks.otel import SpanSink
 INFO = factory.engine()
 SERVE = """
 import sys
-from kvlens.dashboard.serve import run
+from kvlens.dashboard.server import run
 from kvlens.dashboard.settings import load_settings
 run(load_settings(store=sys.argv[1], port=0))
 """

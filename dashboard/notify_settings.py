@@ -9,7 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 from typing_extensions import Self
 
-from kvlens.dashboard.notify import text
+from kvlens.dashboard.view import wording as text
 
 _SHORTEST_SECRET: Final = 16
 Urls = Annotated[tuple[str, ...], NoDecode]

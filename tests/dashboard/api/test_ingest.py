@@ -16,9 +16,9 @@ import pytest
 from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceResponse
 
-from kvlens.dashboard.serve import running
+from kvlens.dashboard.model.batch import Appended, Batch
+from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
-from kvlens.dashboard.store.base import Appended, Batch
 from kvlens.dashboard.store.sqlite import SqliteStore
 
 INFO = factory.engine()

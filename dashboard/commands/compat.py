@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from kvlens.connector.logs import quiet
-from kvlens.connector.versions import RANGE, UnsupportedVLLMError
+from kvlens.dashboard.commands.arguments import Commands
+from kvlens.dashboard.commands.exits import OK, Refusal
 
-FULL, REDUCED, CANNOT_RUN = 0, 1, 2
-"""Exit codes."""
+REDUCED = 1
+"""Exit code where something is missing, though kvlens runs."""
 
 
-def run(json_path: Path | None) -> int:
-    """Print the table, and write ``json_path`` if it is given; returns the exit code."""
+def add(commands: Commands) -> None:
+    """Add the command and its arguments."""
+    compat = commands.add_parser(
+        "compat",
+        help="what kvlens sees and corrects on the vLLM installed here",
+        description="List the private names of vLLM that kvlens uses, the corrections that this "
+        "vLLM needs, and how deep kvlens sees. Exit code 0: everything; 1: reduced; 2: it cannot "
+        "run.",
+    )
+    compat.add_argument("--json", metavar="FILE", type=Path, help="write the findings to FILE")
+    compat.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table, and write the file if one is given."""
+    from kvlens.connector.logs import quiet
+    from kvlens.connector.versions import UnsupportedVLLMError
+
     try:
         with quiet():
             from kvlens.connector import survey
@@ -24,18 +40,19 @@ def run(json_path: Path | None) -> int:
     except ModuleNotFoundError as error:
         if not error.name or error.name.partition(".")[0] == "kvlens":
             raise
-        return _refuse(
+        raise Refusal(
             f"{error.name} is not installed here: run it in the environment of your vLLM"
-        )
+        ) from error
     except (ImportError, UnsupportedVLLMError) as error:
-        return _refuse(str(error))
-    if json_path is not None:
+        raise Refusal(str(error)) from error
+    path: Path | None = options.json
+    if path is not None:
         try:
-            json_path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+            path.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            return _refuse(f"--json {json_path}: {error.strerror}")
+            raise Refusal(f"--json {path}: {error.strerror}") from error
     print(as_text(found))
-    return FULL if complete(found) else REDUCED
+    return OK if complete(found) else REDUCED
 
 
 def complete(found: dict[str, Any]) -> bool:
@@ -46,6 +63,8 @@ def complete(found: dict[str, Any]) -> bool:
 
 def as_text(found: dict[str, Any]) -> str:
     """The table for people."""
+    from kvlens.connector.versions import RANGE
+
     tested = "tested" if found["tested"] else f"untested (tested are {RANGE})"
     lines = [f"vLLM {found['vllm_version']}, {tested}: kvlens sees it at {found['depth']} depth."]
     missing = [symbol for symbol in found["symbols"] if not symbol["present"]]
@@ -59,8 +78,3 @@ def as_text(found: dict[str, Any]) -> str:
         for item in found["corrections"]
     ]
     return "\n".join(lines)
-
-
-def _refuse(message: str) -> int:
-    print(f"kvlens compat: {message}", file=sys.stderr)
-    return CANNOT_RUN

@@ -7,8 +7,8 @@ from gallery import STATE, TOKENS, gap_record, nine_groups
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvlens.dashboard.web.cells import CellState
-from kvlens.dashboard.web.strip import Row, Strip, build_strip, decisive_lookup
+from kvlens.dashboard.view.cells import CellState
+from kvlens.dashboard.view.strip import Row, Strip, build_strip, decisive_lookup
 from kvlens.telemetry.records import GroupLookup, Lookup, RequestRecord
 
 

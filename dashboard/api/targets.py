@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 
 from kvlens.dashboard.api.shapes import JSON
-from kvlens.dashboard.scrape.scraper import Scraper
+from kvlens.dashboard.ingest.scraper import Scraper
 
 router = APIRouter(prefix="/api/v1", tags=["read"], default_response_class=JSON)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvlens.dashboard.store.actions import Action, Handling, Note, by_incident, fold
+from kvlens.dashboard.model.actions import Action, Handling, Note, by_incident, fold
 
 
 def action(number: int, kind: str, **fields: object) -> Action:

@@ -2,9 +2,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
-from kvlens.dashboard.store.base import Point, Totals
-from kvlens.dashboard.store.sums import add_up
-from kvlens.dashboard.web import format
+from kvlens.dashboard.model.totals import Point, Totals, add_up
+from kvlens.dashboard.view import format
 from kvlens.dashboard.web.charts import Window, token_chart
 from kvlens.dashboard.web.filters import Filters
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvlens.dashboard.notify.text import FIELDS
 from kvlens.dashboard.settings import SettingsError, load_settings
+from kvlens.dashboard.view.wording import FIELDS
 
 SECRET = "0123456789abcdef"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from kvlens.dashboard.web.cells import CellState
+from kvlens.dashboard.view.cells import CellState
 from kvlens.telemetry.semconv import Cause, Exit, IncidentKind, Verdict
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvlens.dashboard.web.cells import CellState, Run, runs
+from kvlens.dashboard.view.cells import CellState, Run, runs
 from kvlens.telemetry.records import GroupLayout, GroupLookup, Layout, Lookup, RequestRecord
 from kvlens.telemetry.semconv import DEFERRED_EXITS, Depth, Exit
 

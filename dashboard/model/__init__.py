@@ -1,0 +1,1 @@
+"""Plain data that every part of the dashboard speaks of; it imports nothing of them."""

@@ -1,0 +1,1 @@
+"""How numbers, requests and chunks are shown, on pages and in terminals."""
