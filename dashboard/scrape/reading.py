@@ -7,40 +7,25 @@ from typing import Final
 
 import msgspec
 
-from kvlens.dashboard.scrape import names
+from kvlens.dashboard.scrape import connectors, foreign, names
+from kvlens.dashboard.scrape.counting import TOTALS, counters, finite, is_number
 from kvlens.dashboard.scrape.page import Page, Sample, parse, total
 from kvlens.telemetry import semconv
-from kvlens.telemetry.semconv import Metric
+from kvlens.telemetry.semconv import GroupKind
 
-LOST: Final = "lost."
-"""Counters of lost tokens are called this and the cause."""
-VERDICT: Final = "verdict."
-"""Counters of requests are called this and the verdict."""
-_TOTALS: Final[dict[str, Metric]] = {
-    "expected_tokens": semconv.EXPECTED_TOKENS,
-    "servable_tokens": semconv.SERVABLE_TOKENS,
-    "served_tokens": semconv.SERVED_TOKENS,
-    "evicted_tokens": semconv.EVICTED_TOKENS,
-    "stored_chunks": semconv.STORED_CHUNKS,
-    "refused_chunks": semconv.REFUSED_CHUNKS,
-    "observer_errors": semconv.OBSERVER_ERRORS,
-    "dropped_facts": semconv.DROPPED_FACTS,
-    "dropped_spans": semconv.DROPPED_SPANS,
-}
-_BY_LABEL: Final = (
-    (LOST, semconv.LOST_TOKENS, semconv.LABEL_CAUSE),
-    (VERDICT, semconv.REQUESTS, semconv.LABEL_VERDICT),
-)
 _OURS: Final = (
     semconv.INFO, semconv.CAPACITY_CHUNKS, semconv.RESIDENT_CHUNKS, semconv.LOOKUP_FALLBACK,
-    semconv.LOST_TOKENS, semconv.REQUESTS, *_TOTALS.values(),
+    semconv.LOST_TOKENS, semconv.REQUESTS, *TOTALS.values(),
 )  # fmt: skip
 _OUR_NAMES: Final = frozenset(metric.exposed_name for metric in _OURS)
 WANTED: Final = _OUR_NAMES | frozenset(
     (
         names.STARTED, names.CREATED, names.CACHE_CONFIG, *names.GPU_USAGE, names.PROMPT_LENGTHS,
-        f"{names.ASYNC_DELAYS}_bucket", names.STORE_BYTES, names.LOAD_BYTES,
-        names.DEPRECATED_BYTES, *(name for many in names.COUNTERS.values() for name in many),
+        *(f"{name}_bucket" for name in (*names.ASYNC_DELAYS, names.SYNC_DELAYS)),
+        names.STORE_BYTES, names.LOAD_BYTES, names.DEPRECATED_BYTES, names.COMPUTED_LENGTHS,
+        names.LOAD_SIZES, names.WAITING, names.BY_SOURCE, names.NIXL, names.NIXL_EXPIRED,
+        *names.OFFLOADING, *foreign.NAMES,
+        *(name for many in names.COUNTERS.values() for name in many),
     )
 )  # fmt: skip
 """Names of all samples that :func:`read` looks at."""
@@ -60,6 +45,26 @@ class Reading(msgspec.Struct, kw_only=True):
     hash_algorithm: str = ""
     prompt_lengths: dict[float, float] = {}
     """Prompts of at most that many tokens."""
+    computed_lengths: dict[float, float] = {}
+    """Prompts of which at most that many tokens were computed."""
+    load_sizes: dict[float, float] = {}
+    """Loads of at most that many bytes."""
+    waiting: dict[str, float] = {}
+    """Requests that wait just now, by vLLM's reason."""
+    windows: bool = False
+    """Whether the page says that the model has sliding windows."""
+    offloading: bool = False
+    """Whether vLLM's offload connector is loaded, even if it has stored nothing."""
+    pinned: list[str] = []
+    """Gauges of what transfers pin: named only, so that people are told that they mislead."""
+    deprecated: bool = False
+    """Whether vLLM's deprecated byte counters are there."""
+    transfers: bool = False
+    """Whether a connector passes KV from prefill to decode servers (NIXL)."""
+    other: str = ""
+    """Another connector or engine whose series were read, as ``connectors`` calls it."""
+    vllm: bool = True
+    """False: another engine's page, or a cache server's."""
     info: dict[str, str] = {}
     """Labels of ``kvlens_info``; empty on a stock engine."""
     capacity_chunks: float | None = None
@@ -75,8 +80,14 @@ class Reading(msgspec.Struct, kw_only=True):
 
     @property
     def offloads(self) -> bool:
-        """Whether anything on the page comes from an offload connector."""
-        return self.instrumented or "store_bytes" in self.counters
+        """Whether anything on the page comes from a KV connector that is in use."""
+        seen = self.instrumented or self.offloading or "store_bytes" in self.counters
+        return seen or self.counters.get("external_queries", 0.0) > 0 or self.stores_elsewhere
+
+    @property
+    def stores_elsewhere(self) -> bool:
+        """Whether another connector than vLLM's own tells what it stored."""
+        return connectors.STORED in self.counters
 
 
 class Scrape(msgspec.Struct, kw_only=True):
@@ -99,11 +110,33 @@ def read_page(text: str) -> list[Reading]:
 
 
 def read(page: Page) -> list[Reading]:
-    """One reading per engine and model, in their order; empty if the page is not vLLM's.
+    """One reading per engine and model, in their order; empty if the page is of none known.
 
     Several servers' pages may have been put together: each counts its engines from 0.
     """
-    return [_reading(_of(page, *who), *who) for who in sorted(_engines(page))]
+    engines = sorted(_engines(page))
+    readings = [_reading(_of(page, *who), *who) for who in engines]
+    systems = foreign.systems(page)
+    if not engines:
+        return [_foreign(one, page) for one in systems]
+    if len(readings) == 1:  # of several engines nothing says whose another connector's are
+        for one in systems:
+            _add(readings[0], one)
+    return readings
+
+
+def _foreign(one: foreign.Foreign, page: Page) -> Reading:
+    """A page of another engine, or of a cache server: it is one engine, whatever its ranks."""
+    return Reading(
+        engine="0", model=one.model, started_at=_started(page), counters=one.counters,
+        gpu_usage=one.usage, other=one.system, vllm=False,
+    )  # fmt: skip
+
+
+def _add(reading: Reading, one: foreign.Foreign) -> None:
+    """What vLLM itself counts stays: a connector only tells what vLLM cannot."""
+    reading.counters = {**one.counters, **reading.counters}
+    reading.other = reading.other or one.system
 
 
 def _engines(page: Page) -> set[tuple[str, str]]:
@@ -146,15 +179,22 @@ def _reading(page: Page, engine: str, model: str) -> Reading:
         engine=engine,
         model=model,
         started_at=_started(page),
-        counters=dict(_counters(page)),
+        counters=dict(counters(page)),
         gpu_usage=_largest(sample for name in names.GPU_USAGE for sample in page.get(name, ())),
         gpu_tokens=_gpu_tokens(config.labels) if config else None,
         hash_algorithm=config.labels.get("prefix_caching_hash_algo", "") if config else "",
-        prompt_lengths={
-            float(edge): count
-            for edge, count in _buckets(page, names.PROMPT_LENGTHS).items()
-            if _is_number(edge)
+        prompt_lengths=finite(page, names.PROMPT_LENGTHS),
+        computed_lengths=finite(page, names.COMPUTED_LENGTHS),
+        load_sizes=finite(page, names.LOAD_SIZES),
+        waiting={
+            sample.labels.get(names.LABEL_REASON, ""): sample.value
+            for sample in page.get(names.WAITING, ())
         },
+        windows=_windows(config, info),
+        offloading=any(name in page for name in names.OFFLOADING),
+        pinned=[name for name in names.PINNED if name in page],
+        deprecated=names.DEPRECATED_BYTES in page,
+        transfers=names.NIXL in page or names.NIXL_EXPIRED in page,
         info={k: v for k, v in info.labels.items() if k not in own} if info else {},
         capacity_chunks=total(page, [semconv.CAPACITY_CHUNKS.exposed_name]),
         resident_chunks={
@@ -171,45 +211,11 @@ def _reading(page: Page, engine: str, model: str) -> Reading:
     )
 
 
-def _counters(page: Page) -> Iterable[tuple[str, float]]:
-    for key, series in names.COUNTERS.items():
-        if (value := total(page, series)) is not None:
-            yield key, value
-    yield from _bytes(page)
-    for key, metric in _TOTALS.items():
-        if (value := total(page, [metric.exposed_name])) is not None:
-            yield key, value
-    for prefix, metric, label in _BY_LABEL:
-        for sample in page.get(metric.exposed_name, ()):
-            yield prefix + sample.labels.get(label, ""), sample.value
-    buckets = _buckets(page, f"{names.ASYNC_DELAYS}_bucket")
-    finite = [float(edge) for edge in buckets if _is_number(edge)]
-    if "+Inf" in buckets and max(finite, default=0.0) >= names.LONGEST_DELAY:
-        longest = max((edge for edge in buckets if _is_number(edge)), key=float)
-        yield "delays_beyond", buckets["+Inf"] - buckets[longest]
-
-
-def _buckets(page: Page, name: str) -> dict[str, float]:
-    """Counts by upper edge, as written; all children of one engine are summed."""
-    counts: dict[str, float] = {}
-    for sample in page.get(name, ()):
-        edge = sample.labels.get(names.LABEL_LE, "")
-        counts[edge] = counts.get(edge, 0.0) + sample.value
-    return counts
-
-
-def _bytes(page: Page) -> Iterable[tuple[str, float]]:
-    """Bytes each way. The deprecated counters count the same bytes: the larger one is right,
-    since either may be missing, or stay at 0 beside a spec of one's own."""
-    for key, name, transfer in (
-        ("store_bytes", names.STORE_BYTES, names.STORE_TRANSFER),
-        ("load_bytes", names.LOAD_BYTES, names.LOAD_TRANSFER),
-    ):
-        flat = total(page, [name])
-        old = total(page, [names.DEPRECATED_BYTES], **{names.LABEL_TRANSFER: transfer})
-        found = [value for value in (flat, old) if value is not None]
-        if found:
-            yield key, max(found)
+def _windows(config: Sample | None, info: Sample | None) -> bool:
+    """Whether vLLM's configuration or kvlens' layout names a sliding window."""
+    size = config.labels.get("sliding_window", "") if config else ""
+    layout = info.labels.get("layout", "") if info else ""
+    return (is_number(size) and float(size) > 0) or str(GroupKind.SLIDING_WINDOW) in layout
 
 
 def _started(page: Page) -> float | None:
@@ -232,11 +238,7 @@ def _gpu_tokens(config: object) -> float | None:
     """Size of the GPU cache in tokens, as vLLM gives it, else blocks times their size."""
     assert isinstance(config, dict)
     size = config.get("kv_cache_size_tokens", "")
-    if _is_number(size):
+    if is_number(size):
         return float(size)
     blocks, tokens = config.get("num_gpu_blocks", ""), config.get("block_size", "")
-    return float(blocks) * float(tokens) if _is_number(blocks) and _is_number(tokens) else None
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).replace("e+", "", 1).isdecimal()
+    return float(blocks) * float(tokens) if is_number(blocks) and is_number(tokens) else None

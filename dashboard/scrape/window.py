@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvlens.dashboard.scrape.reading import LOST, VERDICT, Reading
+from kvlens.dashboard.scrape.counting import LOST, VERDICT
+from kvlens.dashboard.scrape.reading import Reading
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,15 @@ INCIDENTS: Final[dict[str, Word]] = {
     IncidentKind.LOOKUP_FALLBACK: Word(
         "Corrections are off", "An invariant failed, so that vLLM's own lookup is used."
     ),
+    IncidentKind.NOTHING_STORED: Word(
+        "Nothing is stored", "The tier is asked, and has held nothing since the start."
+    ),
+    IncidentKind.LOW_HITS: Word(
+        "Hardly any offload hits", "The tier gives back little of what is asked for and stored."
+    ),
+    IncidentKind.LOCAL_HITS_LOST: Word(
+        "GPU cache hits are lost", "The GPU's own prefix cache finds nothing, though it is there."
+    ),
 }
 
 CELLS: Final[dict[CellState, Word]] = {
