@@ -149,7 +149,7 @@ TARGETS: Final[dict[str, Word]] = {
     "up": Word("up", "It answers.", "good"),
     "down": Word("down", "The last scrape failed.", "bad"),
     "pending": Word("pending", "It has not been read yet."),
-    "not_vllm": Word("not vLLM", "It answers, but the page is not vLLM's.", "warn"),
+    "not_vllm": Word("not vLLM", "It answers, but with no engine's numbers.", "warn"),
 }
 
 HELP: Final[dict[str, str]] = {
