@@ -9,6 +9,7 @@ from grafana import recording
 from grafana.promql import PER_ENGINE, PER_TARGET, any_of, kvlens, quantile, rise, vllm
 from grafana.recording import stock
 from kvlens.dashboard.model.thresholds import Thresholds
+from kvlens.dashboard.scrape.signs import PREEMPTED_TOKENS
 from kvlens.dashboard.shipped import PUBLISHED_RUNBOOKS
 from kvlens.telemetry import semconv as s
 from kvlens.telemetry.semconv import Cause, IncidentKind, Severity, Verdict
@@ -84,16 +85,22 @@ def _zero_hit_instrumented(window: str) -> str:
     )
 
 
+def _others_hits(window: str = recording.STOCK_WINDOW) -> str:
+    """Local hits without those that preempted requests may have had on their own blocks."""
+    found = stock("local_hits", window)
+    return f"(({found} - {PREEMPTED_TOKENS} * {stock('preemptions', window)}) or {found})"
+
+
 def _zero_hit_stock() -> str:
     evicts = (
         f"(engine:vllm_kv_cache_usage:max10m >= {LIMITS.scrape_gpu_usage} "
         f"or {stock('preemptions')} > 0 or {stock('gpu_evictions')} > 0)"
     )
-    now = f"{stock('local_hits')} / {stock('local_queries')} >= {LIMITS.scrape_local_share}"
+    answers = f"{stock('local_hits')} / {stock('local_queries')} >= {LIMITS.scrape_local_answers}"
+    now = f"{_others_hits()} / {stock('local_queries')} >= {LIMITS.scrape_local_share}"
     long = recording.STOCK_HISTORY
     before = (
-        f"{stock('local_hits', long)} / {stock('local_queries', long)} "
-        f">= {2 * LIMITS.scrape_local_share}"
+        f"{_others_hits(long)} / {stock('local_queries', long)} >= {2 * LIMITS.scrape_local_share}"
     )
     stored = stock("kv_offload_store_bytes")
     instrumented = f"{kvlens(s.EXPECTED_TOKENS)}"
@@ -103,7 +110,9 @@ def _zero_hit_stock() -> str:
         # Warm: what is asked for now had time to come into the tier.
         f"and {stored} offset {STOCK_WARM} > 0) "
         f"and {evicts}) and ({now} or {before})) "
-        f"unless {stock('external_hits')} > 0 unless {stock('kv_offload_load_bytes')} > 0) "
+        f"unless {stock('external_hits')} > 0 unless {stock('kv_offload_load_bytes')} > 0 "
+        # What the GPU cache does not have is then the new end of each prompt.
+        f"unless {answers}) "
         f"unless {PER_ENGINE} {instrumented} unless {PER_TARGET} {restarted}"
     )
 

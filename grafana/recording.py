@@ -114,6 +114,7 @@ def stock_engines() -> list[Recorded]:
     for name, sample in (
         ("local_queries", "prefix_cache_queries_total"),
         ("local_hits", "prefix_cache_hits_total"),
+        ("preemptions", "num_preemptions_total"),
     ):
         expr = vllm(sample, window=STOCK_HISTORY, func="increase")
         rules.append(Recorded(stock(name, STOCK_HISTORY), expr))

@@ -91,6 +91,16 @@ def zero_hit() -> list[Case]:
              | vl("kv_offload_load_bytes_total", "0+170000000x20")
              | {'process_start_time_seconds{instance="gpu-1:8000", job="vllm"}': "1x20 2x40"},
              {19: SILENT, 22: SILENT, 29: SILENT}),
+        Case("F21: the local hits are preempted requests' own blocks",
+             stock() | vl("prefix_cache_queries_total", "0+75000x60")
+             | vl("prefix_cache_hits_total", "0+22500x60")
+             | vl("external_prefix_cache_queries_total", "0+52500x60")
+             | vl("num_preemptions_total", "0+35x60"), {30: SILENT, 59: SILENT}),
+        Case("N13: the GPU cache answers nearly everything itself",
+             stock() | vl("prefix_cache_queries_total", "0+6000000x60")
+             | vl("prefix_cache_hits_total", "0+5880000x60")
+             | vl("external_prefix_cache_queries_total", "0+120000x60"),
+             {30: SILENT, 59: SILENT}),
         Case("N8: old and flat byte counters", stock()
              | vl("kv_offload_total_bytes_total", "0+60000000000x60", transfer_type="GPU_to_CPU")
              | vl("kv_offload_total_bytes_total", "0x60", transfer_type="CPU_to_GPU"),

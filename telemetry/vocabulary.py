@@ -152,6 +152,9 @@ class IncidentKind(Word):
     TELEMETRY_LOST = "telemetry_lost"
     VERSION_REGRESSION = "version_regression"
     LOOKUP_FALLBACK = "lookup_fallback"
+    NOTHING_STORED = "nothing_stored"
+    LOW_HITS = "low_hits"
+    LOCAL_HITS_LOST = "local_hits_lost"
 
 
 class Severity(Word):

@@ -88,8 +88,7 @@ class Scraped:
             return list(self._silent(scrape))
         changed: list[Incident] = []
         for reading in scrape.readings:
-            if reading.offloads:
-                changed += self._engine(scrape, reading, models_told)
+            changed += self._engine(scrape, reading, models_told)
         return changed
 
     def _engine(

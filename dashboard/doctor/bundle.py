@@ -20,7 +20,9 @@ from kvlens.dashboard.scrape import names
 from kvlens.dashboard.scrape.page import Page, parse
 from kvlens.telemetry import semconv
 
-_FAMILIES: Final = ("vllm_", "kvlens_", "process_", "python_info")
+_FAMILIES: Final = (
+    "vllm_", "kvlens_", "process_", "python_info", "lmcache_", "sglang_", "kvbm_",
+)  # fmt: skip
 _PLAIN: Final = frozenset(
     {
         names.LABEL_LE, names.LABEL_TRANSFER, semconv.LABEL_GROUP,
@@ -29,7 +31,8 @@ _PLAIN: Final = frozenset(
         *semconv.INFO.labels, "quantile", "finished_reason", "position", "block_size",
         "num_gpu_blocks", "kv_cache_size_tokens", "prefix_caching_hash_algo", "cache_dtype",
         "enable_prefix_caching", "mamba_block_size", "mamba_cache_mode", "sliding_window",
-        "num_gpu_blocks_override", "gpu_memory_utilization",
+        "num_gpu_blocks_override", "gpu_memory_utilization", "source", "outcome", "operation",
+        "cache_source", "pool",
     }
 )  # fmt: skip
 """Labels whose values say nothing about who and where."""

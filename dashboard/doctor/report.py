@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from kvlens.dashboard.doctor.static import STATIC
-from kvlens.dashboard.model.scrape import Reading
+from kvlens.dashboard.doctor.unused import unused
+from kvlens.dashboard.model.scrape import SOURCE, Reading
 from kvlens.dashboard.model.thresholds import Thresholds
+from kvlens.dashboard.scrape import connectors, signs
 from kvlens.dashboard.scrape.checks import examine
 from kvlens.dashboard.scrape.findings import FINE, FOUND, Finding, Outcome, percent
 from kvlens.dashboard.scrape.window import Window
@@ -107,6 +109,8 @@ def _patient(patient: Patient) -> dict[str, Any]:
             {"kind": item.kind, "status": item.status, "reason": item.reason}
             for item in patient.outcomes
         ],
+        "not_used": [asdict(item) for item in unused(window)],
+        "connector": reading.other,
     }
 
 
@@ -114,11 +118,15 @@ def numbers(window: Window) -> dict[str, float | None]:
     """The numbers that matter, as they rose in the window; None where there is no series."""
     names = ("store_bytes", "load_bytes", "external_queries", "external_hits", "local_queries",
              "local_hits", "preemptions", "expected_tokens", "servable_tokens",
-             "served_tokens")  # fmt: skip
+             "served_tokens", "tier_queries", "tier_hits", "promotion_failures",
+             "stores_skipped", "lookups", "deferred_lookups", "other_stored", "other_loaded",
+             SOURCE + "local_compute", SOURCE + "local_cache_hit",
+             SOURCE + "external_kv_transfer")  # fmt: skip
     rises: dict[str, float | None] = {
         name: window.rise(name) if window.has(name) else None for name in names
     }
     resident = window.after.resident_chunks
+    rises |= {f"waiting.{name}": count for name, count in window.after.waiting.items()}
     return rises | {
         "gpu_cache_usage": window.usage,
         "resident_chunks": sum(resident.values()) if resident else None,
@@ -142,22 +150,15 @@ def text(report: Report) -> str:
 def _engine_lines(patient: Patient) -> list[str]:
     reading, window = patient.reading, patient.windows[0]
     rises = numbers(window)
-    info = reading.info
-    kind = (
-        f"kvlens {info.get('version', '?')} on vLLM {info.get('vllm_version', '?')}, lookup "
-        f"{info.get('lookup', '?')}"
-        if reading.instrumented
-        else "stock vLLM (what was resident cannot be seen from outside)"
-    )
+    kind = _kind(reading)
     over = f" over {window.seconds:,.0f} s" if window.seconds is not None else ""
     again = ", restarted in between" if window.restarted else ""
     lines = [f"Engine {patient.engine}, model {patient.model or '?'}: {kind}{over}{again}"]
     if not reading.offloads:
-        return [*lines, "  No KV offloading: neither vLLM's offload metrics nor kvlens' are there."]
+        return [*lines, "  No KV offloading: no KV connector's metrics, vLLM's or other, count."]
     lines.append(
-        f"  offload: {size(rises['store_bytes'] or 0)} stored, {size(rises['load_bytes'] or 0)} "
-        f"loaded; {rises['external_hits'] or 0:,.0f} of {rises['external_queries'] or 0:,.0f} "
-        f"tokens asked for were hits"
+        f"  offload: {_moved(window)}; {signs.hits(window):,.0f} of "
+        f"{rises['external_queries'] or 0:,.0f} tokens asked for were hits"
     )
     usage = rises["gpu_cache_usage"]
     lines.append(
@@ -173,6 +174,31 @@ def _engine_lines(patient: Patient) -> list[str]:
             f"{rises['expected_tokens'] or 0:,.0f} expected tokens served"
         )
     return lines
+
+
+def _kind(reading: Reading) -> str:
+    """What kind of server it is."""
+    if reading.instrumented:
+        version, vllm, lookup = (
+            reading.info.get(name, "?") for name in ("version", "vllm_version", "lookup")
+        )
+        return f"kvlens {version} on vLLM {vllm}, lookup {lookup}"
+    if not reading.vllm:
+        return reading.other
+    what = f"vLLM with {reading.other}" if reading.other else "stock vLLM"
+    return f"{what} (what was resident cannot be seen from outside)"
+
+
+def _moved(window: Window) -> str:
+    """What was stored and loaded, as far as a series tells."""
+    if not signs.tells_stores(window):
+        return "no series tells what was stored"
+    if window.after.stores_elsewhere and not window.has("store_bytes"):
+        unit = connectors.UNITS.get(window.after.other, "chunks")
+        stored, loaded = (window.rise(name) for name in (connectors.STORED, connectors.LOADED))
+        return f"{stored:,.0f} {unit} stored, {loaded:,.0f} loaded"
+    stored, loaded = window.rise("store_bytes"), window.rise("load_bytes")
+    return f"{size(stored)} stored, {size(loaded)} loaded"
 
 
 def _finding_lines(number: int, finding: Finding) -> list[str]:
@@ -194,4 +220,14 @@ def _check_lines(patient: Patient) -> list[str]:
             f"    {marks.get(item.status, 'unknown'):8}{item.kind}: {item.reason}"
             for item in patient.outcomes
         ),
+        *_unused_lines(patient),
     ]
+
+
+def _unused_lines(patient: Patient) -> list[str]:
+    left_out = unused(patient.windows[0])
+    return (
+        ["  Not used:", *(f"    {item.series}: {item.reason}" for item in left_out)]
+        if (left_out)
+        else []
+    )

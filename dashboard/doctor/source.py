@@ -136,5 +136,8 @@ def _readings(text: str, name: str) -> list[Reading]:
     except PageError as error:
         raise SourceError(f"{name}: {error}") from error
     if not readings:
-        raise SourceError(f"{name} has no metrics of vLLM: save the /metrics page of its server")
+        raise SourceError(
+            f"{name} has no metrics of vLLM, nor of LMCache, SGLang or KVBM: save the /metrics "
+            f"page of such a server"
+        )
     return readings

@@ -21,6 +21,8 @@ _NOTABLE_TOKENS: Final = 1024
 """The same without traffic: shortest prompt that can be served."""
 _RANDOM_HASHES: Final = frozenset({"xxhash", "xxhash_cbor"})
 """Algorithms with which vLLM seeds block hashes at random unless PYTHONHASHSEED is set."""
+_FIXED_SINCE: Final = (0, 29)
+"""vLLM from which every hash but these is seeded alike in all processes (0.28.0 was not)."""
 _NO: Final = ("false", "random", "no", "0")
 
 
@@ -162,6 +164,8 @@ def pool_too_small(window: Window, limits: Thresholds) -> Finding | None:
 def random_hash_seed(window: Window, limits: Thresholds) -> Finding | None:
     """A tier that outlives the engine, under hashes that do not (F17)."""
     after = window.after
+    if _seed_is_fixed(after):
+        return None
     told = after.info.get("hash_seed", ""), after.info.get("persistent_tier", "")
     probes, hits = window.rise("tier_queries"), window.rise("tier_hits")
     evidence: dict[str, object] = {"probes": int(probes), "hits": int(hits)}
@@ -188,6 +192,20 @@ def random_hash_seed(window: Window, limits: Thresholds) -> Finding | None:
         next_step="Start every engine that shares this tier with the same PYTHONHASHSEED (0, for "
         "example); what was stored under other hashes cannot be found again.",
     )
+
+
+def _seed_is_fixed(after: Reading) -> bool:
+    """Whether this vLLM hashes alike in every process, PYTHONHASHSEED or not (N14).
+
+    A page without kvlens names no version: supported ones mostly are, so that silence is right.
+    """
+    algorithm, version = after.hash_algorithm, after.info.get("vllm_version", "")
+    if not algorithm.startswith("sha256"):
+        return False
+    parts = version.split(".")[:2]
+    if len(parts) == len(_FIXED_SINCE) and all(part.isdecimal() for part in parts):
+        return tuple(map(int, parts)) >= _FIXED_SINCE
+    return True
 
 
 def unsafe_layout(window: Window, limits: Thresholds) -> Finding | None:

@@ -48,7 +48,7 @@ class Status(msgspec.Struct, kw_only=True):
     target: str
     url: str
     state: str = "pending"
-    """``pending``, ``up``, ``down``, or ``not_vllm`` (it answers, but not as vLLM)."""
+    """``pending``, ``up``, ``down``, or ``not_vllm`` (it answers, but as no known engine)."""
     last_scrape: float | None = None
     seconds: float | None = None
     error: str = ""

@@ -87,6 +87,10 @@ class Thresholds(BaseModel):
     """Use of the GPU cache from which it evicts."""
     scrape_local_share: float = Field(default=0.05, gt=0, lt=1)
     """Local hits of local queries that show that prompts have prefixes in common."""
+    scrape_local_answers: float = Field(default=0.9, gt=0, le=1)
+    """Local hits of local queries from which the tier is asked for little but new tokens."""
+    scrape_low_hits_share: float = Field(default=0.05, gt=0, lt=1)
+    """``low_hits``: hits of the tokens asked of the tier."""
     scrape_silence_seconds: float = Field(default=300.0, gt=0)
     """A target that answered before and has not for this long: ``telemetry_lost``."""
 

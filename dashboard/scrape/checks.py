@@ -7,7 +7,7 @@ from typing import Final
 
 from kvlens.dashboard.model.scrape import LOST
 from kvlens.dashboard.model.thresholds import Thresholds
-from kvlens.dashboard.scrape import zero_hit
+from kvlens.dashboard.scrape import local_hits, signs, stores, tiers, zero_hit
 from kvlens.dashboard.scrape.findings import Finding, Outcome, fine, found, percent, unknown
 from kvlens.dashboard.scrape.window import Window
 from kvlens.telemetry.semconv import Cause, Confidence, IncidentKind, Severity, Verdict
@@ -79,6 +79,10 @@ def store_gaps(window: Window, limits: Thresholds) -> Outcome:
 def capacity_thrash(window: Window, limits: Thresholds) -> Outcome:
     """The tier evicts most of what is asked for again."""
     kind = IncidentKind.CAPACITY_THRASH
+    if (full := tiers.no_room_to_promote(window, limits)) is not None:
+        return found(full)
+    if not window.after.instrumented and window.has("promotion_allocation_failures"):
+        return fine(kind, "promotions found room, or something was served all the same")
     if not window.after.instrumented:
         return unknown(kind, _NEEDS_KVLENS)
     served, evicted = window.rise("served_tokens"), window.rise("evicted_tokens")
@@ -115,27 +119,37 @@ def capacity_thrash(window: Window, limits: Thresholds) -> Outcome:
 
 
 def deferral_stall(window: Window, limits: Thresholds) -> Outcome:
-    """Lookups were deferred for more than ten seconds."""
+    """Lookups were deferred for more than ten seconds, or held up the scheduler."""
     kind = IncidentKind.DEFERRAL_STALL
     stalled = window.verdicts(Verdict.STALLED)
-    beyond = window.rise("delays_beyond")
-    if not stalled and not beyond:
+    beyond, blocked = window.rise("delays_beyond"), window.rise("lookups_beyond")
+    held = tiers.held_back(window, limits)
+    if blocked < limits.deferral_stall_requests:
+        blocked = 0.0  # one slow step is a hiccup
+    number = max(stalled, beyond, held)
+    if not number and not blocked:
         return fine(kind, "no lookup waited for long")
-    number = max(stalled, beyond)
-    many = number >= limits.deferral_stall_requests
+    many = max(stalled, beyond) >= limits.deferral_stall_requests
     causes = {name: int(window.rise(LOST + name)) for name in
               (str(Cause.PENDING_STORE), str(Cause.RETRY_STALL))}  # fmt: skip
     cause = max(causes, key=lambda name: causes[name]) if any(causes.values()) else None
+    waited = f"{number:,.0f} requests waited over {limits.deferral_stall_seconds:.0f} s for an "
+    waited += "answer of the tier, or gave up waiting"
+    held_up = f"{blocked:,.0f} lookups took over 1 s each, while which no request was scheduled"
     return found(
         Finding(
             kind=str(kind),
             severity=Severity.CRITICAL if many else Severity.WARNING,
-            confidence=Confidence.CERTAIN,
+            confidence=Confidence.CERTAIN if stalled or beyond or blocked else Confidence.GUESS,
             status=str(Verdict.STALLED),
             cause=cause,
-            summary=f"{number:,.0f} requests waited over "
-            f"{limits.deferral_stall_seconds:.0f} s for an answer of the tier, or gave up waiting",
-            evidence={"requests_stalled": int(stalled), "delays_beyond_10_s": int(beyond)},
+            summary=waited if number else held_up,
+            evidence={
+                "requests_stalled": int(stalled),
+                "delays_beyond_10_s": int(beyond),
+                "lookups_beyond_1_s": int(blocked),
+                **tiers.lookups(window),
+            },
             next_step="Check the offload worker and the tier's backend of this engine: either "
             "stores that were accepted do not complete, or the tier answers 'later' forever. "
             "Until it is well, take it out of the tiers or cap the load with max_load_tokens.",
@@ -150,6 +164,9 @@ def store_failures(window: Window, limits: Thresholds) -> Outcome:
         name: int(window.rise(name))
         for name in ("allocation_failures", "promotion_failures", "cascade_failures")
     }
+    if not signs.hits(window) and not signs.loads(window):
+        # Told as what it is, a first tier without room: see capacity_thrash.
+        counts["promotion_failures"] -= int(window.rise("promotion_allocation_failures"))
     failed = sum(counts.values())
     refused = window.rise("refused_chunks")
     stores = window.rise("store_jobs")
@@ -260,7 +277,8 @@ def lookup_fallback(window: Window, limits: Thresholds) -> Outcome:
 
 CHECKS: Final[tuple[Check, ...]] = (
     zero_hit.check, lost_hits, store_gaps, capacity_thrash, deferral_stall, store_failures,
-    unsafe_boundary, telemetry_lost, lookup_fallback,
+    unsafe_boundary, telemetry_lost, lookup_fallback, stores.nothing_stored, stores.low_hits,
+    local_hits.check,
 )  # fmt: skip
 
 

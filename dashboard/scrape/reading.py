@@ -5,37 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from kvlens.dashboard.model.scrape import LOST, VERDICT, Reading
-from kvlens.dashboard.scrape import names
+from kvlens.dashboard.model.scrape import Reading
+from kvlens.dashboard.scrape import foreign, names
+from kvlens.dashboard.scrape.counting import TOTALS, counters, finite, is_number
 from kvlens.dashboard.scrape.page import Page, Sample, parse, total
 from kvlens.telemetry import semconv
-from kvlens.telemetry.semconv import Metric
+from kvlens.telemetry.semconv import GroupKind
 
-_TOTALS: Final[dict[str, Metric]] = {
-    "expected_tokens": semconv.EXPECTED_TOKENS,
-    "servable_tokens": semconv.SERVABLE_TOKENS,
-    "served_tokens": semconv.SERVED_TOKENS,
-    "evicted_tokens": semconv.EVICTED_TOKENS,
-    "stored_chunks": semconv.STORED_CHUNKS,
-    "refused_chunks": semconv.REFUSED_CHUNKS,
-    "observer_errors": semconv.OBSERVER_ERRORS,
-    "dropped_facts": semconv.DROPPED_FACTS,
-    "dropped_spans": semconv.DROPPED_SPANS,
-}
-_BY_LABEL: Final = (
-    (LOST, semconv.LOST_TOKENS, semconv.LABEL_CAUSE),
-    (VERDICT, semconv.REQUESTS, semconv.LABEL_VERDICT),
-)
 _OURS: Final = (
     semconv.INFO, semconv.CAPACITY_CHUNKS, semconv.RESIDENT_CHUNKS, semconv.LOOKUP_FALLBACK,
-    semconv.LOST_TOKENS, semconv.REQUESTS, *_TOTALS.values(),
+    semconv.LOST_TOKENS, semconv.REQUESTS, *TOTALS.values(),
 )  # fmt: skip
 _OUR_NAMES: Final = frozenset(metric.exposed_name for metric in _OURS)
 WANTED: Final = _OUR_NAMES | frozenset(
     (
         names.STARTED, names.CREATED, names.CACHE_CONFIG, *names.GPU_USAGE, names.PROMPT_LENGTHS,
-        f"{names.ASYNC_DELAYS}_bucket", names.STORE_BYTES, names.LOAD_BYTES,
-        names.DEPRECATED_BYTES, *(name for many in names.COUNTERS.values() for name in many),
+        *(f"{name}_bucket" for name in (*names.ASYNC_DELAYS, names.SYNC_DELAYS)),
+        names.STORE_BYTES, names.LOAD_BYTES, names.DEPRECATED_BYTES, names.COMPUTED_LENGTHS,
+        names.LOAD_SIZES, names.WAITING, names.BY_SOURCE, names.NIXL, names.NIXL_EXPIRED,
+        *names.OFFLOADING, *foreign.NAMES,
+        *(name for many in names.COUNTERS.values() for name in many),
     )
 )  # fmt: skip
 """Names of all samples that :func:`read` looks at."""
@@ -47,11 +36,33 @@ def read_page(text: str) -> list[Reading]:
 
 
 def read(page: Page) -> list[Reading]:
-    """One reading per engine and model, in their order; empty if the page is not vLLM's.
+    """One reading per engine and model, in their order; empty if the page is of none known.
 
     Several servers' pages may have been put together: each counts its engines from 0.
     """
-    return [_reading(_of(page, *who), *who) for who in sorted(_engines(page))]
+    engines = sorted(_engines(page))
+    readings = [_reading(_of(page, *who), *who) for who in engines]
+    systems = foreign.systems(page)
+    if not engines:
+        return [_foreign(one, page) for one in systems]
+    if len(readings) == 1:  # of several engines nothing says whose another connector's are
+        for one in systems:
+            _add(readings[0], one)
+    return readings
+
+
+def _foreign(one: foreign.Foreign, page: Page) -> Reading:
+    """A page of another engine, or of a cache server: it is one engine, whatever its ranks."""
+    return Reading(
+        engine="0", model=one.model, started_at=_started(page), counters=one.counters,
+        gpu_usage=one.usage, other=one.system, vllm=False,
+    )  # fmt: skip
+
+
+def _add(reading: Reading, one: foreign.Foreign) -> None:
+    """What vLLM itself counts stays: a connector only tells what vLLM cannot."""
+    reading.counters = {**one.counters, **reading.counters}
+    reading.other = reading.other or one.system
 
 
 def _engines(page: Page) -> set[tuple[str, str]]:
@@ -94,15 +105,22 @@ def _reading(page: Page, engine: str, model: str) -> Reading:
         engine=engine,
         model=model,
         started_at=_started(page),
-        counters=dict(_counters(page)),
+        counters=dict(counters(page)),
         gpu_usage=_largest(sample for name in names.GPU_USAGE for sample in page.get(name, ())),
         gpu_tokens=_gpu_tokens(config.labels) if config else None,
         hash_algorithm=config.labels.get("prefix_caching_hash_algo", "") if config else "",
-        prompt_lengths={
-            float(edge): count
-            for edge, count in _buckets(page, names.PROMPT_LENGTHS).items()
-            if _is_number(edge)
+        prompt_lengths=finite(page, names.PROMPT_LENGTHS),
+        computed_lengths=finite(page, names.COMPUTED_LENGTHS),
+        load_sizes=finite(page, names.LOAD_SIZES),
+        waiting={
+            sample.labels.get(names.LABEL_REASON, ""): sample.value
+            for sample in page.get(names.WAITING, ())
         },
+        windows=_windows(config, info),
+        offloading=any(name in page for name in names.OFFLOADING),
+        pinned=[name for name in names.PINNED if name in page],
+        deprecated=names.DEPRECATED_BYTES in page,
+        transfers=names.NIXL in page or names.NIXL_EXPIRED in page,
         info={k: v for k, v in info.labels.items() if k not in own} if info else {},
         capacity_chunks=total(page, [semconv.CAPACITY_CHUNKS.exposed_name]),
         resident_chunks={
@@ -119,45 +137,11 @@ def _reading(page: Page, engine: str, model: str) -> Reading:
     )
 
 
-def _counters(page: Page) -> Iterable[tuple[str, float]]:
-    for key, series in names.COUNTERS.items():
-        if (value := total(page, series)) is not None:
-            yield key, value
-    yield from _bytes(page)
-    for key, metric in _TOTALS.items():
-        if (value := total(page, [metric.exposed_name])) is not None:
-            yield key, value
-    for prefix, metric, label in _BY_LABEL:
-        for sample in page.get(metric.exposed_name, ()):
-            yield prefix + sample.labels.get(label, ""), sample.value
-    buckets = _buckets(page, f"{names.ASYNC_DELAYS}_bucket")
-    finite = [float(edge) for edge in buckets if _is_number(edge)]
-    if "+Inf" in buckets and max(finite, default=0.0) >= names.LONGEST_DELAY:
-        longest = max((edge for edge in buckets if _is_number(edge)), key=float)
-        yield "delays_beyond", buckets["+Inf"] - buckets[longest]
-
-
-def _buckets(page: Page, name: str) -> dict[str, float]:
-    """Counts by upper edge, as written; all children of one engine are summed."""
-    counts: dict[str, float] = {}
-    for sample in page.get(name, ()):
-        edge = sample.labels.get(names.LABEL_LE, "")
-        counts[edge] = counts.get(edge, 0.0) + sample.value
-    return counts
-
-
-def _bytes(page: Page) -> Iterable[tuple[str, float]]:
-    """Bytes each way. The deprecated counters count the same bytes: the larger one is right,
-    since either may be missing, or stay at 0 beside a spec of one's own."""
-    for key, name, transfer in (
-        ("store_bytes", names.STORE_BYTES, names.STORE_TRANSFER),
-        ("load_bytes", names.LOAD_BYTES, names.LOAD_TRANSFER),
-    ):
-        flat = total(page, [name])
-        old = total(page, [names.DEPRECATED_BYTES], **{names.LABEL_TRANSFER: transfer})
-        found = [value for value in (flat, old) if value is not None]
-        if found:
-            yield key, max(found)
+def _windows(config: Sample | None, info: Sample | None) -> bool:
+    """Whether vLLM's configuration or kvlens' layout names a sliding window."""
+    size = config.labels.get("sliding_window", "") if config else ""
+    layout = info.labels.get("layout", "") if info else ""
+    return (is_number(size) and float(size) > 0) or str(GroupKind.SLIDING_WINDOW) in layout
 
 
 def _started(page: Page) -> float | None:
@@ -180,11 +164,7 @@ def _gpu_tokens(config: object) -> float | None:
     """Size of the GPU cache in tokens, as vLLM gives it, else blocks times their size."""
     assert isinstance(config, dict)
     size = config.get("kv_cache_size_tokens", "")
-    if _is_number(size):
+    if is_number(size):
         return float(size)
     blocks, tokens = config.get("num_gpu_blocks", ""), config.get("block_size", "")
-    return float(blocks) * float(tokens) if _is_number(blocks) and _is_number(tokens) else None
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).replace("e+", "", 1).isdecimal()
+    return float(blocks) * float(tokens) if is_number(blocks) and is_number(tokens) else None

@@ -116,6 +116,15 @@ INCIDENTS: Final[dict[str, Word]] = {
     IncidentKind.LOOKUP_FALLBACK: Word(
         "Corrections are off", "An invariant failed, so that vLLM's own lookup is used."
     ),
+    IncidentKind.NOTHING_STORED: Word(
+        "Nothing is stored", "The tier is asked, and has held nothing since the start."
+    ),
+    IncidentKind.LOW_HITS: Word(
+        "Hardly any offload hits", "The tier gives back little of what is asked for and stored."
+    ),
+    IncidentKind.LOCAL_HITS_LOST: Word(
+        "GPU cache hits are lost", "The GPU's own prefix cache finds nothing, though it is there."
+    ),
 }
 
 CELLS: Final[dict[CellState, Word]] = {
@@ -140,7 +149,7 @@ TARGETS: Final[dict[str, Word]] = {
     "up": Word("up", "It answers.", "good"),
     "down": Word("down", "The last scrape failed.", "bad"),
     "pending": Word("pending", "It has not been read yet."),
-    "not_vllm": Word("not vLLM", "It answers, but the page is not vLLM's.", "warn"),
+    "not_vllm": Word("not vLLM", "It answers, but with no engine's numbers.", "warn"),
 }
 
 HELP: Final[dict[str, str]] = {

@@ -190,5 +190,8 @@ def test_states_of_unknown_detectors_are_left_alone(store: SqliteStore) -> None:
 
 def test_detectors_take_the_settings(settings: Settings) -> None:
     detectors = all_detectors(settings.thresholds)
-    scraped_only = {IncidentKind.LOOKUP_FALLBACK}
+    scraped_only = {
+        IncidentKind.LOOKUP_FALLBACK, IncidentKind.NOTHING_STORED, IncidentKind.LOW_HITS,
+        IncidentKind.LOCAL_HITS_LOST,
+    }  # fmt: skip
     assert {detector.kind for detector in detectors} == set(IncidentKind) - scraped_only

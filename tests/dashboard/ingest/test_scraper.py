@@ -169,6 +169,32 @@ def test_an_incident_from_scrapes_alone_survives_a_restart(web: Web, tmp_path: P
         assert [(i["id"], i["state"]) for i in again] == [(first["id"], "open")]
 
 
+def test_a_mixed_fleet_is_scraped_alike(web: Web, tmp_path: Path) -> None:
+    """LMCache's server stores nothing; SGLang and a vLLM without a connector are well."""
+
+    def cache_server(path: str) -> tuple[int, bytes]:
+        asked = web.seen[path] * 300_000
+        own = 'model_name="m",cache_salt=""'
+        lines = (f"lmcache_mp_lookup_requested_tokens_total{{{own}}} {asked}",
+                 f"lmcache_mp_l1_write_chunks_total{{{own}}} 0")  # fmt: skip
+        return 200, "".join(f"{line}\n" for line in lines).encode()
+
+    web.answers["/lmcache"] = cache_server
+    urls = [f"http://{web.address}/lmcache", web.put("/vllm", page()),
+            web.put("/sglang", 'sglang:token_usage{model_name="q"} 0.5\n')]  # fmt: skip
+    with dashboard(tmp_path, scrape=",".join(urls)) as client:
+        (found,) = wait_for(lambda: client.get("/api/v1/incidents").json()["incidents"])
+        assert (found["kind"], found["severity"], found["model"]) == (
+            "nothing_stored", "warning", "m",
+        )  # fmt: skip
+        assert "LMCache server" in client.get(f"/incidents/{found['id']}").text
+        states = wait_for(lambda: (t := targets(client)) and all(
+            x["last_scrape"] for x in t.values()) and t)  # fmt: skip
+        assert {name: item["state"] for name, item in states.items()} == {
+            "lmcache": "up", "vllm": "up", "sglang": "up",
+        }  # fmt: skip
+
+
 def test_targets_that_cannot_be_are_refused_at_the_start() -> None:
     with pytest.raises(ValueError, match="give http://host:port"):
         Settings(scrape="ftp://x", store="/tmp/never")
