@@ -95,7 +95,8 @@ class Sums:
 
 def steps(largest: int) -> list[int]:
     """Sizes to show by default: 1, 2, 5, 10, ... over at most four powers of ten."""
-    found, power = [], 1
+    found: list[int] = []
+    power = 1
     while not found or found[-1] < largest:
         found += [power, 2 * power, 5 * power]
         power *= 10

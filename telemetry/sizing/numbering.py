@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
+from kvlens.telemetry import facts
 from kvlens.telemetry.records import Layout, Range
 
 LEAST_TOKENS: Final = 64
@@ -43,13 +44,21 @@ class Numbering:
         self._numbers: dict[int, int] = {}
         self._next = 0
 
-    def blocks(self, keys: Sequence[bytes], prompt_tokens: int) -> list[Range]:
-        """Numbers of a prompt's complete blocks, as ranges; ``keys`` are its chunks, in order.
+    def of(self, added: facts.Added, finished: facts.Finished) -> list[Range]:
+        """Numbers of a finished request's prompt."""
+        if self.group is None or self.group >= len(finished.keys):
+            return []
+        keys, length = finished.keys[self.group]
+        return self.blocks(keys, length, added.prompt_tokens)
 
-        Keys are prefix-chained: the last chunk of a block stands for all before it.
+    def blocks(self, keys: Sequence[bytes], length: int, prompt_tokens: int) -> list[Range]:
+        """Numbers of a prompt's complete blocks, as ranges.
+
+        ``keys``, up to ``length``, are those of its chunks in order. They are
+        prefix-chained: the last chunk of a block stands for all before it.
         """
         stride = self._stride
-        end = min(len(keys), prompt_tokens // self.block_tokens * stride)
+        end = min(length, prompt_tokens // self.block_tokens * stride)
         marks = [
             int.from_bytes(keys[at][:_KEY_BYTES], "big") for at in range(stride - 1, end, stride)
         ]

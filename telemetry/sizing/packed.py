@@ -59,7 +59,7 @@ def _unpacked(path: Path, file: BinaryIO, kind: str) -> Iterator[bytes]:
         while data:
             try:
                 out = unpacker.decompress(data)
-            except Exception as error:  # noqa: BLE001 - each library has an error of its own
+            except Exception as error:  # each library has one of its own
                 raise TraceError(f"{path}: damaged {kind} data: {error}") from error
             begun, data = True, b""
             if out:

@@ -89,6 +89,6 @@ def flight(path: Path, found: Records, notes: list[str]) -> Iterator[TraceReques
     if file.dropped or file.unremarkable:
         missing = file.dropped + file.unremarkable
         notes.append(
-            f"{path}: {missing:,} requests are not in the recording, so that reuse looks rarer than "
-            f"it was; record with flight_recorder_mode: always"
+            f"{path}: {missing:,} requests are not in the recording, so that reuse looks rarer "
+            f"than it was; record with flight_recorder_mode: always"
         )
