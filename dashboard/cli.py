@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvlens.dashboard.sizing import arguments as sizing
 from kvlens.telemetry import __version__
 from kvlens.telemetry.semconv import Cause, Verdict
 
@@ -177,6 +178,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     doctor.set_defaults(run=_doctor)
     _add_canary(commands)
+    sizing.add(commands)
     rules = commands.add_parser(
         "rules",
         help="write the Prometheus rules and Grafana boards to a folder",

@@ -80,7 +80,10 @@ class Sizing:
     @property
     def curve(self) -> list[Point]:
         """Points in ascending order of size."""
-        return [self.point(size) for size in self.question.sizes or steps(self.sums.largest)]
+        sizes = self.question.sizes or [
+            size for size in steps(self.sums.largest) if size > self.gpu_blocks
+        ]
+        return [self.point(size) for size in sizes]
 
     @property
     def reach(self) -> list[Reach]:
