@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvlens.dashboard.sizing import arguments as sizing
+from kvlens.dashboard.sizing import traffic
 from kvlens.telemetry import __version__
 from kvlens.telemetry.semconv import Cause, Verdict
 
@@ -107,14 +108,14 @@ def _parser() -> argparse.ArgumentParser:
         "scenario files (docs/scenarios.md) and print what became of each request. Exit code 1 "
         "if a critical incident was found, 2 if a scenario cannot be used.",
     )
-    simulate.add_argument("scenarios", metavar="SCENARIO", nargs="+", type=Path, help="YAML file")
+    simulate.add_argument("scenarios", metavar="SCENARIO", nargs="*", type=Path, help="YAML file")
     simulate.add_argument(
         "--lookup",
         choices=("corrected", "exact", "stock"),
-        default="corrected",
-        help="how the offload lookup is done (default: %(default)s)",
+        help="how the offload lookup is done (default: corrected; with --trace all three)",
     )
     simulate.add_argument("--json", metavar="FILE", type=Path, help="write all records to FILE")
+    traffic.add(simulate)
     simulate.set_defaults(run=_simulate)
 
     inspect = commands.add_parser(
@@ -290,6 +291,11 @@ def _demo(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    if options.trace is not None:
+        return traffic.run(options)
+    if not options.scenarios:
+        print("kvlens simulate: give scenario files or --trace FILE", file=sys.stderr)
+        return USAGE
     from kvlens.connector.simulation import command
     from kvlens.dashboard.detect.engine import default_detectors
     from kvlens.dashboard.detect.offline import detect
@@ -302,7 +308,7 @@ def _simulate(options: argparse.Namespace) -> int:
         return USAGE
     return command.run(
         options.scenarios,
-        options.lookup,
+        options.lookup or "corrected",
         options.json,
         lambda engine, finished, waiting: detect(
             engine, finished, waiting, default_detectors(settings)

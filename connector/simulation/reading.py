@@ -39,12 +39,14 @@ def parse(text: str, name: str = "scenario") -> Scenario:
     return _Document(text, name).scenario()
 
 
-def read_layout(path: Path) -> tuple[Layout, dict[str, Any]]:
-    """The ``layout`` of a scenario file, and the fields beside it as they stand there.
-
-    Steps are not needed. Raises :class:`ScenarioError`.
-    """
+def read_layout(path: Path) -> Layout:
+    """The ``layout`` of a scenario file; raises :class:`ScenarioError`."""
     return _Document(_text(path), str(path)).layout()
+
+
+def read_engine(path: Path) -> Scenario:
+    """A scenario file's layout and engine; steps may be missing and are left out."""
+    return _Document(_text(path), str(path)).engine()
 
 
 class _Loader(yaml.SafeLoader):
@@ -82,11 +84,17 @@ class _Document:
         steps = self._steps(scenario.steps, "$.steps", len(scenario.layout.groups))
         return msgspec.structs.replace(scenario, steps=steps)
 
-    def layout(self) -> tuple[Layout, dict[str, Any]]:
+    def layout(self) -> Layout:
         if not isinstance(self._values, dict) or "layout" not in self._values:
             raise self._error("$", "missing field layout: the KV-cache groups of a model")
         layout: Layout = self._convert(self._values["layout"], Layout, "$.layout")
-        return layout, self._values
+        return layout
+
+    def engine(self) -> Scenario:
+        self.layout()
+        fields = dict(self._values or {}, steps=[])
+        scenario: Scenario = self._convert(fields, Scenario, "$")
+        return scenario
 
     def _steps(self, values: list[Any], path: str, groups: int) -> list[Any]:
         if not values:

@@ -40,13 +40,13 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     size.add_argument(
         "--block-tokens",
         metavar="N",
-        type=_whole,
+        type=whole,
         help="tokens of a trace block (default: 512 for mooncake, 16 for qwen-bailian)",
     )
     size.add_argument(
         "--gpu-tokens",
         metavar="N",
-        type=_whole,
+        type=whole,
         default=0,
         help="tokens that the GPU's own cache of each engine holds (default: none)",
     )
@@ -54,7 +54,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     memory.add_argument(
         "--bytes-per-token",
         metavar="N",
-        type=_positive,
+        type=positive,
         help="of KV data over all layers and devices: sizes are told in GiB",
     )
     memory.add_argument(
@@ -64,7 +64,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
         help="YAML file with the layout of a scenario (docs/scenarios.md): sizes are told in slots "
         "of vLLM's tier and, where groups have bytes_per_block, in GiB",
     )
-    size.add_argument("--engines", metavar="N", type=_whole, help="that share the trace")
+    size.add_argument("--engines", metavar="N", type=whole, help="that share the trace")
     size.add_argument(
         "--routing",
         choices=[one.value for one in Routing if one is not Routing.RECORDED],
@@ -111,7 +111,7 @@ def _of_layout(path: Path) -> Memory:
     from kvlens.connector.simulation.reading import read_layout
     from kvlens.telemetry.sizing.memory import Memory
 
-    layout, _ = read_layout(path)
+    layout = read_layout(path)
     per_block = [group.bytes_per_block for group in layout.groups]
     if any(per_block) and not all(per_block):
         raise ValueError(
@@ -129,13 +129,15 @@ def _of_layout(path: Path) -> Memory:
     )
 
 
-def _whole(text: str) -> int:
+def whole(text: str) -> int:
+    """A whole number from 1."""
     if not text.isdecimal() or not 1 <= int(text) <= _MOST:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1 to {_MOST:,}")
     return int(text)
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """A number above 0."""
     try:
         number = float(text)
     except ValueError:
@@ -146,4 +148,4 @@ def _positive(text: str) -> float:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(sorted({_whole(one.strip().replace("_", "")) for one in text.split(",")}))
+    return tuple(sorted({whole(one.strip().replace("_", "")) for one in text.split(",")}))
