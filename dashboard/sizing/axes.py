@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 
 from kvlens.dashboard.sizing.report import Sized
-from kvlens.telemetry.sizing.memory import GIB
 
 _NICE = (1, 2, 5)
 
@@ -26,14 +25,14 @@ class Sizes:
     @classmethod
     def of(cls, sized: Sized, left: float, right: float) -> Sizes:
         """From where nothing is to be seen yet to where nothing more is to be had."""
-        memory, sums = sized.memory.bytes_per_token, sized.said.sums
-        per_block = 1.0 if memory is None else memory * sized.said.block_tokens / GIB
+        sums, per_block = sized.said.sums, sized.per_block
+        gib = sized.memory.bytes_per_token is not None
         largest = max(1, sums.largest)
         smallest = max(1.0, largest / 3000, sums.reach(0.2) / 10, sized.said.gpu_blocks / 3)
-        high = max(4 * smallest, 1.15 * largest)
-        return cls(
-            smallest * per_block, high * per_block, left, right, per_block, memory is not None
-        )
+        if sized.now is not None:
+            smallest = max(1.0, min(smallest, 0.8 * sized.now))
+        high = max(4 * smallest, 1.15 * largest, 1.15 * (sized.now or 0))
+        return cls(smallest * per_block, high * per_block, left, right, per_block, gib)
 
     def x(self, blocks: float) -> float:
         """Where a size of so many blocks lies."""

@@ -38,6 +38,11 @@ def shown(sized: Sized) -> dict[str, Any]:
         "headline": headline(sized).replace(" %", "\N{NO-BREAK SPACE}%"),
         "picture": Markup(picture.both(sized)),
         "reach": [(share, sized.size(blocks), said.point(blocks)) for share, blocks in said.reach],
+        "told": "Memory"
+        if sized.memory.bytes_per_token
+        else "Slots"
+        if sized.memory.chunks_per_token
+        else "",
         "memory": sized.memory.bytes_per_token is not None,
         "worth": said.ceiling.block_ratio > said.gpu.block_ratio,
         "share": lambda ratio: f"{100 * ratio:.1f}\N{NO-BREAK SPACE}%",

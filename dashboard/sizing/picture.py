@@ -32,7 +32,14 @@ class Picture:
             f"Share of prompt tokens served against tier size; an endless tier serves "
             f"{said.ceiling.token_ratio:.1%}"
         )
-        parts = [*self._grid(), *self._gpu(), *self._curve(), *self._ceiling(), *self._marks()]
+        parts = [
+            *self._grid(),
+            *self._gpu(),
+            *self._curve(),
+            *self._ceiling(),
+            *self._marks(),
+            *self._now(),
+        ]
         return (
             f'<svg class="size-svg" viewBox="0 0 {self._width} {self._height}" role="img" '
             f'aria-label="{label}">{"".join(parts)}</svg>'
@@ -56,11 +63,7 @@ class Picture:
                 "tick", x, self._bottom + 19, gib_text(value) if gib else compact(value), anchor
             )
         per = " per engine" if self._sized.said.engines > 1 else ""
-        unit = (
-            f"tier size{per}"
-            if gib
-            else f"tier size{per}, blocks of {self._sized.said.block_tokens} tokens"
-        )
+        unit = f"tier size{per}" if gib else f"tier size{per}, {self._sized.unit}"
         yield _text("axis", self._right, self._height - 6, unit, "end")
 
     def _gpu(self) -> Iterator[str]:
@@ -95,6 +98,16 @@ class Picture:
             name = "GPU's own cache" if self._width > _NARROW else "GPU"
             text = f"{name}: {100 * own:.1f} %"
             yield _text("note", self._left + 6, self._y(own) - 8, text)
+
+    def _now(self) -> Iterator[str]:
+        if (now := self._sized.now) is None:
+            return
+        x, share = self._sizes.x(now), self._sized.said.point(now).token_ratio
+        yield _line("now", x, self._top, x, self._bottom)
+        yield f'<circle class="dot now" cx="{x:.1f}" cy="{self._y(share):.1f}" r="4.5"/>'
+        left = x > (self._left + self._right) / 2
+        at = self._top + 36
+        yield _text("note", x - 6 if left else x + 6, at, "now", "end" if left else "start")
 
     def _marks(self) -> Iterator[str]:
         said = self._sized.said

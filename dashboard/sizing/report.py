@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kvlens.telemetry.sizing.curve import Point
 from kvlens.telemetry.sizing.measure import Sizing
-from kvlens.telemetry.sizing.memory import Memory
+from kvlens.telemetry.sizing.memory import GIB, Memory
 from kvlens.telemetry.sizing.routing import Routing
 from kvlens.telemetry.sizing.stack import Order
 
@@ -30,11 +30,38 @@ class Sized:
     said: Sizing
     memory: Memory
     seconds: float = 0.0
+    now: int | None = None
+    """Blocks that the present tier holds."""
 
     def size(self, blocks: int) -> str:
-        """A tier size as one says it: GiB where known, else blocks."""
-        gib = self.memory.gib(blocks * self.said.block_tokens)
-        return f"{blocks:,} blocks" if gib is None else gib_text(gib)
+        """A tier size as one says it: GiB where known, else slots, else blocks."""
+        tokens = blocks * self.said.block_tokens
+        if (gib := self.memory.gib(tokens)) is not None:
+            return gib_text(gib)
+        slots = self.memory.chunks(tokens)
+        return f"{blocks:,} blocks" if slots is None else f"{slots:,} slots"
+
+    @property
+    def per_block(self) -> float:
+        """Units of :meth:`size` in a block."""
+        size, memory = self.said.block_tokens, self.memory
+        if memory.bytes_per_token is not None:
+            return memory.bytes_per_token * size / GIB
+        return 1.0 if memory.chunks_per_token is None else memory.chunks_per_token * size
+
+    @property
+    def unit(self) -> str:
+        """What the units are, for an axis without GiB."""
+        if self.memory.chunks_per_token is not None:
+            return "slots"
+        return f"blocks of {self.said.block_tokens} tokens"
+
+    @property
+    def column(self) -> str:
+        """Head of a column of :meth:`size`; empty where that is blocks."""
+        if self.memory.bytes_per_token is not None:
+            return "Memory"
+        return "Slots" if self.memory.chunks_per_token is not None else ""
 
     @property
     def how(self) -> str:
@@ -87,6 +114,7 @@ def as_json(sized: Sized) -> dict[str, Any]:
         "copies": said.copies,
         "order": question.order.value,
         "bytes_per_token": sized.memory.bytes_per_token,
+        "now": None if sized.now is None else _point(sized, said.point(sized.now)),
         "gpu": {"tokens": question.gpu_tokens, **_point(sized, said.gpu)},
         "curve": [_point(sized, point) for point in said.curve],
         "reach": [
