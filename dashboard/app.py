@@ -28,6 +28,7 @@ from kvlens.dashboard.ingest.writer import Writer
 from kvlens.dashboard.notify.notifier import Notifier
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
+from kvlens.dashboard.sizing import routes as sizing
 from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.store.clickhouse import ClickHouseStore
 from kvlens.dashboard.store.retention import Limits
@@ -121,7 +122,7 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _absent)
     for router in (
-        ingest.router, stream.router, actions.router, routes.router, export.router,
+        ingest.router, stream.router, actions.router, sizing.router, routes.router, export.router,
         scrape.router, health.router, web, runbooks.router,
     ):  # fmt: skip
         app.include_router(router)

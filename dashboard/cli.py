@@ -19,9 +19,10 @@ from kvlens.dashboard.commands import (
     simulate,
 )
 from kvlens.dashboard.commands.exits import OK, USAGE, Refusal, complain
+from kvlens.dashboard.sizing import arguments as size
 from kvlens.telemetry import __version__
 
-COMMANDS = (serve, demo, compat, simulate, inspect, replay, doctor, canary, rules)
+COMMANDS = (serve, demo, compat, simulate, size, inspect, replay, doctor, canary, rules)
 """In the order of ``kvlens --help``."""
 
 

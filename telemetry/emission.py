@@ -23,6 +23,7 @@ from kvlens.telemetry.semconv import (
     Verdict,
 )
 from kvlens.telemetry.sinks import MetricSink, RecordSink
+from kvlens.telemetry.sizing.numbering import Numbering
 from kvlens.telemetry.verdict import judge, judge_store
 
 DEFERRAL_FIRST_NS = 1_000_000_000
@@ -57,6 +58,7 @@ class Emitter:
         self._economics = economics or Economics(info, metrics)
         self._all_recorded = any(not sink.sampled for sink in sinks)
         self._count = accounting.Counters(info.layout, metrics)
+        self._numbering = Numbering(info.layout)
         self._dropped: dict[int, int] = {}
         self.dropped_facts = 0
         """Facts that the queue had no room for."""
@@ -275,6 +277,8 @@ class Emitter:
             ghost_chunks=request.ghost_chunks,
             ghost_distance=request.ghost_distance,
             reuse_distance=request.reuse_distance,
+            prefix_blocks=self._numbering.of(request.added, finished) if finished else [],
+            prefix_block_tokens=self._numbering.block_tokens,
             resident_chunks=self._residency.resident_counts(),
             verdict=str(said.verdict),
             cause=str(said.cause) if said.cause else None,

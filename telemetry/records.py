@@ -266,6 +266,10 @@ class RequestRecord(Struct):
     """The most chunks evicted between the eviction of one of those and its return."""
     reuse_distance: Count | None = None
     """The most distinct chunks used between two uses of a sampled chunk; None: no second use."""
+    prefix_blocks: list[Range] = []
+    """The prompt's complete blocks as this engine numbered them: equal numbers, equal prefixes."""
+    prefix_block_tokens: Count = 0
+    """Tokens of such a block, a whole number of chunks; 0: not numbered."""
     cause: str | None = None
     causes: list[str] = []
     """All equally small explanations; the first is ``cause``."""

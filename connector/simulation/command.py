@@ -26,7 +26,7 @@ def run(
     except ScenarioError as error:
         refuse(str(error))
         return False
-    if json_path is not None and (problem := _unwritable(json_path)) is not None:
+    if json_path is not None and (problem := unwritable(json_path)) is not None:
         refuse(f"--json {json_path}: {problem}")
         return False
     with quiet():
@@ -41,7 +41,7 @@ def run(
         return _run(scenarios, lookup, json_path, detect, refuse)
 
 
-def _unwritable(path: Path) -> str | None:
+def unwritable(path: Path) -> str | None:
     """Why ``path`` cannot be written, found before minutes of work; None if it can."""
     try:
         path.open("ab").close()

@@ -10,7 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 import yaml
 
-from kvlens.connector.simulation.scenario import STEPS, Repeat, Scenario
+from kvlens.connector.simulation.scenario import STEPS, Layout, Repeat, Scenario
 
 _PATH = re.compile(r"^(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _NAMED = re.compile(r"`(\w+)`")
@@ -23,17 +23,30 @@ class ScenarioError(ValueError):
 
 def read(path: Path) -> Scenario:
     """Read a scenario file; raises :class:`ScenarioError`."""
+    return parse(_text(path), str(path))
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ScenarioError(f"{path}: cannot be read: {reason}") from error
-    return parse(text, str(path))
 
 
 def parse(text: str, name: str = "scenario") -> Scenario:
     """Read a scenario from YAML text; raises :class:`ScenarioError`."""
     return _Document(text, name).scenario()
+
+
+def read_layout(path: Path) -> Layout:
+    """The ``layout`` of a scenario file; raises :class:`ScenarioError`."""
+    return _Document(_text(path), str(path)).layout()
+
+
+def read_engine(path: Path) -> Scenario:
+    """A scenario file's layout and engine; steps may be missing and are left out."""
+    return _Document(_text(path), str(path)).engine()
 
 
 class _Loader(yaml.SafeLoader):
@@ -70,6 +83,18 @@ class _Document:
         scenario: Scenario = self._convert(self._values, Scenario, "$")
         steps = self._steps(scenario.steps, "$.steps", len(scenario.layout.groups))
         return msgspec.structs.replace(scenario, steps=steps)
+
+    def layout(self) -> Layout:
+        if not isinstance(self._values, dict) or "layout" not in self._values:
+            raise self._error("$", "missing field layout: the KV-cache groups of a model")
+        layout: Layout = self._convert(self._values["layout"], Layout, "$.layout")
+        return layout
+
+    def engine(self) -> Scenario:
+        self.layout()
+        fields = dict(self._values or {}, steps=[])
+        scenario: Scenario = self._convert(fields, Scenario, "$")
+        return scenario
 
     def _steps(self, values: list[Any], path: str, groups: int) -> list[Any]:
         if not values:

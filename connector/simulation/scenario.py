@@ -33,6 +33,8 @@ class Group(Part):
     """Tokens of a local-attention chunk."""
     drafter: bool = False
     """Annotated as holding drafter layers (``is_eagle_group``)."""
+    bytes_per_block: Positive | None = None
+    """What a block's KV data takes, over all layers and devices; read by ``kvlens size`` only."""
 
     def __post_init__(self) -> None:
         for field, kind in (("window", "sliding_window"), ("attention_chunk", "chunked_local")):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvlens.dashboard.commands.arguments import LOOKUPS, Commands
 from kvlens.dashboard.commands.exits import CRITICAL, OK, USAGE, Refusal, complain
+from kvlens.dashboard.sizing import traffic
 
 
 def add(commands: Commands) -> None:
@@ -18,20 +19,24 @@ def add(commands: Commands) -> None:
         "scenario files (docs/scenarios.md) and print what became of each request. Exit code 1 "
         "if a critical incident was found, 2 if a scenario cannot be used.",
     )
-    simulate.add_argument("scenarios", metavar="SCENARIO", nargs="+", type=Path, help="YAML file")
+    simulate.add_argument("scenarios", metavar="SCENARIO", nargs="*", type=Path, help="YAML file")
     simulate.add_argument(
         "--lookup",
         choices=LOOKUPS,
-        default="corrected",
-        help="how the offload lookup is done (default: %(default)s)",
+        help="how the offload lookup is done (default: corrected; with --trace all three)",
     )
     simulate.add_argument("--json", metavar="FILE", type=Path, help="write all records to FILE")
+    traffic.add(simulate)
     # vLLM goes through sets of keys, so runs would differ.
     simulate.set_defaults(run=run, fixed_hashes=True)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run every scenario that can be used."""
+    if options.trace is not None:
+        return traffic.run(options)
+    if not options.scenarios:
+        raise Refusal("give scenario files or --trace FILE")
     from kvlens.connector.simulation import command
     from kvlens.dashboard.detect.offline import detect
     from kvlens.dashboard.detect.panel import all_detectors
@@ -49,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         raise Refusal(str(error)) from error
     critical = command.run(
         options.scenarios,
-        options.lookup,
+        options.lookup or "corrected",
         options.json,
         lambda engine, finished, waiting: detect(
             engine, finished, waiting, all_detectors(settings.thresholds)
