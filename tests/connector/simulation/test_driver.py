@@ -75,7 +75,7 @@ def test_hashes_look_ahead_with_drafts_unless_switched_off():
 
 
 def test_lookahead_hashes_where_there_are_none_are_refused():
-    with pytest.raises(SimulationError, match="`lookahead_hashes` needs vLLM 0.34 or newer"):
+    with pytest.raises(SimulationError, match=r"`lookahead_hashes` needs vLLM 0\.34 or newer"):
         run(AGAIN, (FULL,), "lookahead_hashes: true")
 
 
