@@ -89,7 +89,8 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
             dp_rank=compat.dp_rank(vllm_config),
             devices=int(vllm_config.parallel_config.world_size),
             host=socket.gethostname(),
-            block_drop=compat.drops_last_block(vllm_config),
+            block_drop=compat.drops_last_block(vllm_config)
+            and not compat.hash_lookahead(vllm_config),
             widens=corrections.widens(planned),
             load_window=compat.reaches_load_window(),
             capacity_chunks=compat.capacity_chunks(spec),

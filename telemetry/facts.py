@@ -44,6 +44,7 @@ FALLBACK: Final = 13
 STARTED: Final = 14
 STEP: Final = 15
 TIERS: Final = 16
+FAILED: Final = 17
 
 
 class Added(NamedTuple):
@@ -218,14 +219,23 @@ class Tiers(NamedTuple):
     """``Mapping[str, int]``: tokens by ``CacheHitSource``."""
 
 
+class Failed(NamedTuple):
+    """A worker could not transfer what these jobs were to move; told before they complete."""
+
+    time_ns: int
+    job_ids: Collection[int]
+
+
 Fact = (
     Added | LookedUp | Admitted | Offered | StoreJob | Stored | Loaded | Transferred | Finished
     | Preempted | Reset | ObserverError | Lost | FellBack | Started | Step | Tiers
+    | Failed
 )  # fmt: skip
 
 _TYPES: Final[tuple[Any, ...]] = (
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
     Preempted, Reset, ObserverError, Lost, FellBack, Started, Step, Tiers,
+    Failed,
 )  # fmt: skip
 
 STATE_KINDS: Final = frozenset({OFFERED, STORE_JOB, STORED, RESET})
