@@ -21,7 +21,8 @@ def engine(
         lookup=scheduler.lookup_mode,
         depth=str(Depth.GROUPS),
         corrections=building.planned,
-        block_drop=engine_facts.drops_last_block(vllm_config),
+        block_drop=engine_facts.drops_last_block(vllm_config)
+        and not engine_facts.hash_lookahead(vllm_config),
         widens=corrections.widens(building.planned),
         load_window=compat.reaches_load_window(),
         capacity_chunks=engine_facts.capacity_chunks(spec),

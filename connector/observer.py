@@ -258,6 +258,8 @@ class Observer:
             now = monotonic_ns()
             for job_id, (size, seconds) in transfers.items():
                 self.sink.append((facts.TRANSFERRED, now, job_id, size, seconds))
+        if failed := getattr(meta, "failed_jobs", None):
+            self.sink.append((facts.FAILED, monotonic_ns(), tuple(failed)))
         for what, count in getattr(meta, "errors", {}).items():
             for _ in range(count):
                 self.sink.append((facts.ERROR, monotonic_ns(), "worker", what))

@@ -30,6 +30,10 @@ _NEXT: dict[Cause, str] = {
     Cause.ALLOCATION_FAILURE: "Enlarge the pool (--kv-offloading-size or cpu_bytes_to_use), or "
     "lower the number of requests at a time: slots that are being read or written cannot be "
     "evicted.",
+    Cause.TRANSFER_FAILED: "Look for 'KV offload' warnings in the engine's log and for errors of "
+    "the device or of the tier's backend: transfers fail. The load is not tried again for the same "
+    "request; kv_load_failure_policy in --kv-transfer-config says whether it ends (fail, the "
+    "default) or is computed (recompute).",
     Cause.CAPACITY: "Enlarge the pool (--kv-offloading-size or cpu_bytes_to_use): it has "
     "{capacity} slots, this prompt alone takes {slots:,}, and it must hold everything that comes "
     "between two uses of a prompt.",

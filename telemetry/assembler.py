@@ -80,6 +80,7 @@ class Assembler:
             facts.STARTED: self._started,
             facts.STEP: self._economics.step,
             facts.TIERS: self._tiers,
+            facts.FAILED: self._failed,
         }
 
     @property
@@ -216,6 +217,7 @@ class Assembler:
         if not request.admitted:
             request.admitted = True
             request.served = fact.external_tokens
+            request.admission = request.loads[-1] if fact.job_id is not None else None
             request.local_tokens = fact.local_tokens
             request.other_tokens = fact.other_tokens
             request.other_connector = bool(fact.other_tokens)
@@ -260,6 +262,7 @@ class Assembler:
         job = self._store_jobs.of_keys(fact.keys)
         if job is None:
             return
+        job.record.failed = not fact.success
         job.record.completed_at = self._wall(fact.time_ns)
         self._observe_transfer(job, semconv.DIRECTION_STORE)
         self._store_jobs.end(job)
@@ -267,8 +270,11 @@ class Assembler:
             request.pending_jobs -= 1
 
     def _loaded(self, fact: facts.Loaded) -> None:
-        self._count.chunks(semconv.SERVED_CHUNKS, fact.keys)
         job = self._load_jobs.of_keys(fact.keys)
+        if job is not None and job.record.failed:
+            self._not_loaded(job, self._wall(fact.time_ns))
+            return
+        self._count.chunks(semconv.SERVED_CHUNKS, fact.keys)
         if job is None:
             return
         job.record.completed_at = self._wall(fact.time_ns)
@@ -279,6 +285,20 @@ class Assembler:
             )
         self._observe_transfer(job, semconv.DIRECTION_LOAD)
         self._load_jobs.end(job)
+
+    def _failed(self, fact: facts.Failed) -> None:
+        """A worker failed to transfer these; what else they come to, the manager is told."""
+        for job_id in fact.job_ids:
+            job = self._store_jobs.of_id(job_id) or self._load_jobs.of_id(job_id)
+            if job is not None:
+                job.record.failed = True
+
+    def _not_loaded(self, job: transfers.Job[Load], completed_at: float) -> None:
+        job.record.completed_at = completed_at
+        self._load_jobs.end(job)
+        request = self._open.get(job.request_id)
+        if request is not None and request.admission is job.record:
+            request.load_failed()
 
     def _transferred(self, fact: facts.Transferred) -> None:
         job = self._store_jobs.of_id(fact.job_id) or self._load_jobs.of_id(fact.job_id)

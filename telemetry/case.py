@@ -60,6 +60,10 @@ class Case:
     """``max_num_new_tokens`` of that lookup, if limited."""
     load_cap: int | None = None
     """``max_load_tokens`` of the request, if limited."""
+    failed: int = 0
+    """Tokens that it was admitted with, and whose load then failed."""
+    unstarted: bool = False
+    """It ended before anything was computed for it."""
     skip_reading: bool = False
     other_connector: bool = False
 
@@ -182,7 +186,7 @@ class Judgement:
         return self.lost_at_lookup + self.lost_at_store
 
 
-_KEPT = frozenset({State.RESIDENT, State.PENDING, State.HELD_BACK, State.REFUSED})
+_KEPT = frozenset({State.RESIDENT, State.PENDING, State.HELD_BACK, State.REFUSED, State.FAILED})
 
 
 def expected_boundary(

@@ -176,7 +176,13 @@ def _why_missing(
         return finding(
             Cause.ALLOCATION_FAILURE,
             f"the tier refused {count} (from chunk {first} on), with no slot free or evictable "
-            f"at that moment or after a failed transfer",
+            f"at that moment",
+        )
+    if failed := states[State.FAILED]:
+        return finding(
+            Cause.TRANSFER_FAILED,
+            f"the transfer of {failed:,} {'chunk' if failed == 1 else 'chunks'} of {name} into the "
+            f"tier failed (from chunk {first} on)",
         )
     if states[State.PENDING]:
         pending = states[State.PENDING]

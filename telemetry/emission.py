@@ -103,8 +103,10 @@ class Emitter:
             num_tokens=fact.num_tokens if fact else request.added.prompt_tokens,
             local=fact.local_tokens if fact else 0,
             served=request.served,
-            servable=max(answer.servable, request.served) if answer else 0,
-            expected=max(answer.expected, request.served) if answer else 0,
+            failed=request.failed_tokens,
+            unstarted=request.finished is not None and request.started is None,
+            servable=max(answer.servable, request.served, request.failed_tokens) if answer else 0,
+            expected=max(answer.expected, request.served, request.failed_tokens) if answer else 0,
             residency_known=not self._residency.unknown,
             seen_before=answer.seen_before if answer else False,
             exit=answer.lookup.exit if answer else None,
@@ -271,6 +273,7 @@ class Emitter:
             computed_tokens=None
             if request.started is None
             else request.added.prompt_tokens - request.started,
+            failed_tokens=request.failed_tokens,
             other_tokens=request.other_tokens,
             evicted_tokens=said.evicted,
             tier_tokens=request.tiers,
@@ -298,7 +301,6 @@ class Emitter:
             truncated=request.truncated,
             depth=info.depth,
             connector=info.connector,
-            failed_tokens=request.failed_tokens,
             dropped=self.dropped_facts + sum(self._dropped.values()),
         )
 

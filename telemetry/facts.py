@@ -44,8 +44,9 @@ FALLBACK: Final = 13
 STARTED: Final = 14
 STEP: Final = 15
 TIERS: Final = 16
-RECEIVED: Final = 17
-LOAD_FAILED: Final = 18
+FAILED: Final = 17
+RECEIVED: Final = 18
+LOAD_FAILED: Final = 19
 
 
 class Added(NamedTuple):
@@ -220,6 +221,13 @@ class Tiers(NamedTuple):
     """``Mapping[str, int]``: tokens by ``CacheHitSource``."""
 
 
+class Failed(NamedTuple):
+    """A worker could not transfer what these jobs were to move; told before they complete."""
+
+    time_ns: int
+    job_ids: Collection[int]
+
+
 class Received(NamedTuple):
     """Workers reported that everything these requests load has arrived (``finished_recving``)."""
 
@@ -237,12 +245,13 @@ class LoadFailed(NamedTuple):
 Fact = (
     Added | LookedUp | Admitted | Offered | StoreJob | Stored | Loaded | Transferred | Finished
     | Preempted | Reset | ObserverError | Lost | FellBack | Started | Step | Tiers
-    | Received | LoadFailed
+    | Failed | Received | LoadFailed
 )  # fmt: skip
 
 _TYPES: Final[tuple[Any, ...]] = (
     Added, LookedUp, Admitted, Offered, StoreJob, Stored, Loaded, Transferred, Finished,
-    Preempted, Reset, ObserverError, Lost, FellBack, Started, Step, Tiers, Received, LoadFailed,
+    Preempted, Reset, ObserverError, Lost, FellBack, Started, Step, Tiers,
+    Failed, Received, LoadFailed,
 )  # fmt: skip
 
 STATE_KINDS: Final = frozenset({OFFERED, STORE_JOB, STORED, RESET})

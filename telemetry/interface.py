@@ -137,11 +137,11 @@ class InterfaceAssembler(Assembler):
                 )  # fmt: skip
 
     def _load_failed(self, fact: facts.LoadFailed) -> None:
-        self._loading.pop(fact.request_id, None)
-        request = self._open.get(fact.request_id)
-        if request is not None:
-            request.failed_tokens += request.served
-            request.served = 0
+        load = self._loading.pop(fact.request_id, None)
+        if load is not None:
+            load.failed, load.completed_at = True, self._wall(fact.time_ns)
+        if (request := self._open.get(fact.request_id)) is not None:
+            request.load_failed()
 
     def _offered(self, fact: facts.Offered) -> None:
         super()._offered(fact)

@@ -204,6 +204,8 @@ class Store(Struct):
     groups: list[GroupChunks] = []
     evictions: Count = 0
     refused: bool = False
+    failed: bool = False
+    """Its transfer failed: none of it is in the tier."""
     completed_at: Seconds | None = None
     bytes: Count | None = None
     transfer_seconds: Seconds | None = None
@@ -216,8 +218,10 @@ class Load(Struct):
     time: Seconds
     groups: list[GroupChunks] = []
     completed_at: Seconds | None = None
+    failed: bool = False
+    """Its transfer failed: nothing of it was served."""
     latency: Seconds | None = None
-    """From allocation until the scheduler saw it finished."""
+    """From allocation until the scheduler saw it finished; None if it failed."""
     bytes: Count | None = None
     transfer_seconds: Seconds | None = None
     synchronous: bool = False
@@ -252,6 +256,8 @@ class RequestRecord(Struct):
     lost_at_store: Count = 0
     computed_tokens: Count | None = None
     """Prompt tokens that the model computed; None if it never ran."""
+    failed_tokens: Count = 0
+    """Tokens whose load failed after the request had been admitted with them; no part of served."""
     other_tokens: Count = 0
     """Tokens that another connector loaded (MultiConnector)."""
     evicted_tokens: Count = 0
@@ -297,8 +303,6 @@ class RequestRecord(Struct):
     """``groups`` or ``interface``: how far its engine's connector sees."""
     connector: str = "OffloadingConnector"
     """The connector that was asked."""
-    failed_tokens: Count = 0
-    """Tokens that were to be loaded and whose load failed: they were computed instead."""
 
     @property
     def eligible_tokens(self) -> int:

@@ -83,6 +83,10 @@ class OpenRequest:
     """There were more lookups than are remembered."""
     admitted: bool = False
     served: int = 0
+    admission: Load | None = None
+    """The load that it was admitted with."""
+    failed_tokens: int = 0
+    """What it was admitted with before, until that load failed."""
     other_connector: bool = False
     case: Case | None = None
     """What the judgement was made from; what it says of chunks' states moves on."""
@@ -100,8 +104,6 @@ class OpenRequest:
     """Tokens that the GPU cache covered, by vLLM's own account."""
     other_tokens: int = 0
     """Tokens that another connector loaded for it."""
-    failed_tokens: int = 0
-    """Tokens whose load failed."""
     started: int | None = None
     """Tokens behind which the model runner began to compute."""
     started_ns: int | None = None
@@ -114,6 +116,13 @@ class OpenRequest:
     def request_id(self) -> str:
         """vLLM's internal id."""
         return self.added.request_id
+
+    def load_failed(self) -> None:
+        """What it was admitted with was not loaded: it is to be admitted anew."""
+        self.failed_tokens = max(self.failed_tokens, self.served)
+        self.served, self.admitted, self.admission = 0, False, None
+        self.case = self.judgement = None
+        self.tiers = {}
 
     def note(self, lookup: Lookup) -> None:
         """Remember a lookup, within the bound."""

@@ -32,13 +32,15 @@ class State(IntEnum):
     RESIDENT = 3
     EVICTED = 4
     REFUSED = 5
-    """Offered, but the tier had no room for it or its transfer failed."""
+    """Offered, but the tier had no room for it."""
     HELD_BACK = 6
     """A drafter group's volatile last chunk, not offered by the end of the request."""
     EXCLUDED = 7
     """Left out by policy (``store_threshold``, ``offload_prompt_only``, ...)."""
     UNKNOWN = 8
     """Facts were lost, and none since tells where this chunk is."""
+    FAILED = 9
+    """Accepted by the tier, but its transfer failed."""
 
     OFFERED = 2
     """Another name of :attr:`PENDING`."""
@@ -123,7 +125,7 @@ class Residency:
             if success and (pending or (self.unknown and key not in self._live)):
                 self._insert(key, State.RESIDENT)
             elif pending:
-                self._remove(key, State.REFUSED)
+                self._remove(key, State.FAILED)
         self._bound()
 
     def computed(self, keys: Iterable[bytes], state: State) -> None:

@@ -345,6 +345,7 @@ ATTR_ATTEMPT: Final = "kvlens.lookup.attempt"
 ATTR_COUNT: Final = "kvlens.lookup.count"
 ATTR_JOB_ID: Final = "kvlens.job.id"
 ATTR_BYTES: Final = "kvlens.job.bytes"
+ATTR_JOB_FAILED: Final = "kvlens.job.failed"
 ATTR_RELOAD_LATENCY: Final = "kvlens.load.latency"
 ATTR_DEFERRED_FOR: Final = "kvlens.deferral.seconds"
 

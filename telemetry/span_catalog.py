@@ -84,6 +84,7 @@ _REQUEST: Final = (
 _JOB: Final = (
     Attribute(s.ATTR_JOB_ID, "int", "vLLM's transfer job"),
     Attribute(s.ATTR_BYTES, "int", "bytes moved, once known", "By"),
+    Attribute(s.ATTR_JOB_FAILED, "boolean", "whether the transfer failed: nothing was moved"),
     Attribute(s.ATTR_GROUPS, "int[]", "groups, in group order"),
     Attribute(s.ATTR_GROUP_CHUNKS, "int[]", "chunks moved, per group", "{chunk}"),
 )

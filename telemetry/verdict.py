@@ -1,7 +1,7 @@
 """What became of a request's reusable tokens, and why: a pure function of a case.
 
-Precedence: requests that did not read, unsafe states, stalls, then the
-numbers. What was resident and not served is the lookup's fault, what was
+Precedence: requests that did not read, unsafe states, failed loads, stalls, then
+the numbers. What was resident and not served is the lookup's fault, what was
 computed and not resident the store's; the larger loss names the cause.
 """
 
@@ -27,7 +27,13 @@ UNRESOLVED_SECONDS = 1.0
 
 def judge(case: Case) -> Judgement:
     """Judge one request."""
-    said = did_not_read(case) or _unsafe(case) or _stalled(case) or _by_numbers(case)
+    said = (
+        did_not_read(case)
+        or _unsafe(case)
+        or _load_failed(case)
+        or _stalled(case)
+        or _by_numbers(case)
+    )
     return judge_store(case, said)
 
 
@@ -49,6 +55,8 @@ def did_not_read(case: Case) -> Judgement | None:
         why = "It did not read the prefix cache (skip_reading_prefix_cache, as for prompt_logprobs)"
     elif case.other_connector or case.exit == Exit.OTHER_CONNECTOR:
         why = "Another connector served this prompt"
+    elif case.failed:
+        return None
     elif not case.served and case.exit in (Exit.SERVED, Exit.PARTIAL_TAIL, Exit.NOT_ADMITTED):
         why = "It ended before the scheduler admitted it, so that the tier's answer was not used"
     elif case.unresolved and case.deferral_seconds < UNRESOLVED_SECONDS:
@@ -96,6 +104,19 @@ def _derived_unsafe(case: Case) -> UnsafeState | None:
         if state_tokens > min(boundary, case.num_tokens - 1):
             return UnsafeState(group.kv_group, chunk, state_tokens)
     return None
+
+
+def _load_failed(case: Case) -> Judgement | None:
+    """Admitted with tokens that then could not be loaded."""
+    if not case.failed or case.served:
+        return None
+    after = "the request ended with it" if case.unstarted else "they were computed instead"
+    summary = (
+        f"None of {case.target:,} reusable tokens were served: the load of {case.failed:,} failed, "
+        f"and {after}."
+    )
+    evidence = {"failed_tokens": case.failed, "servable_tokens": case.servable}
+    return _judgement(case, Verdict.LOST, summary, Cause.TRANSFER_FAILED, evidence=evidence)
 
 
 def _stalled(case: Case) -> Judgement | None:

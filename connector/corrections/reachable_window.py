@@ -6,9 +6,14 @@ another group lets no load end there, nothing can ever be served: beside a recur
 with larger chunks, whose states are at multiples of those, or beside a drafter group, whose
 last chunk is popped. The GPU's own prefix cache knows of both.
 
+The same goes for the window at a junction, which is where another prompt was found to part:
+from 0.34 on vLLM keeps one as far as full attention was found in the tier, so that the same
+prompt is served the third time, but not one whose states lie elsewhere, nor one that has
+grown.
+
 Correction: the window that ends at the largest boundary at which all groups can meet is
-stored as well. That is at most one more window for each windowed group of a prompt, and
-none where vLLM's own window is that one.
+stored as well. That is at most one more window for each windowed group of a prompt and of a
+junction, and none where vLLM's own window is that one.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from kvlens.connector import engine_facts
 from kvlens.connector.corrections import fakes
 from kvlens.connector.corrections.switch import Switch
 from kvlens.connector.layout import describe_group
-from kvlens.telemetry.oracle import required_chunks, whole_boundary
+from kvlens.telemetry.oracle import is_full_attention, required_chunks, whole_boundary
 from kvlens.telemetry.records import GroupLayout, Layout
 from kvlens.telemetry.semconv import GroupKind
 
@@ -77,6 +82,16 @@ def apply(base: type[Any]) -> type[Any]:
     return WithReachableWindows
 
 
+def _met(groups: list[GroupLayout], junction: int) -> int:
+    """Largest boundary up to ``junction`` at which all groups can meet.
+
+    A junction is as far as full attention has been found, so that only the others may lower it.
+    """
+    others = [group for group in groups if not is_full_attention(group)]
+    layout = Layout(groups=others, tokens_per_hash=1)
+    return min(junction, whole_boundary(layout, junction + max(1, layout.hash_lookahead)))
+
+
 def _widened(
     mask: list[bool], groups: list[GroupLayout], case: dict[str, Any], blocks_per_chunk: int
 ) -> list[bool]:
@@ -84,9 +99,11 @@ def _widened(
     layout = Layout(groups=groups, tokens_per_hash=1)
     group = layout.by_group()[case["group_config"].group_idx]
     start, end = case["start_chunk_idx"], case["end_chunk_idx"]
+    last, *junctions = case["reachable_boundaries"]
+    boundaries = {whole_boundary(layout, last + 1)}
+    boundaries.update(_met(groups, junction) for junction in junctions)
     wanted: set[int] = set()
-    for last in case["reachable_boundaries"]:
-        boundary = whole_boundary(layout, last + 1)
+    for boundary in boundaries:
         wanted.update(required_chunks(group, 0, boundary) or ())
         if group.pop:
             wanted.add(-(-boundary // group.tokens_per_chunk))  # the one to pop

@@ -197,6 +197,7 @@ def _vllm_config(scenario: Scenario, settings: dict[str, Any]) -> Any:
             kv_connector_module_path="kvlens.connector",
             kv_role="kv_both",
             engine_id="simulation",
+            kv_load_failure_policy=scenario.load_failure_policy,
             kv_connector_extra_config={
                 "spec_name": SimulatedOffloadingSpec.__name__,
                 "spec_module_path": SimulatedOffloadingSpec.__module__,

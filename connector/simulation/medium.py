@@ -75,7 +75,8 @@ class Transfers(OffloadingWorker):
         for job_id in ended:
             _, store, size = self._jobs.pop(job_id)
             steps = self._takes.store if store else self._takes.load
-            results.append(TransferResult(job_id, True, size, steps * self._step_seconds))
+            success = self._behaviour(store) != "fail"
+            results.append(TransferResult(job_id, success, size, steps * self._step_seconds))
         return results
 
     def wait(self, job_ids: Collection[int]) -> None:
@@ -99,7 +100,10 @@ class Transfers(OffloadingWorker):
         return True
 
     def _hangs(self, store: bool) -> bool:
-        return (self.state.stores if store else self.state.loads) == "hang"
+        return self._behaviour(store) == "hang"
+
+    def _behaviour(self, store: bool) -> str:
+        return self.state.stores if store else self.state.loads
 
 
 def _blocks(device_spec: Any) -> int:

@@ -165,8 +165,9 @@ class Wait(Part):
 class BackendState(Part):
     """How the tier behaves from here on."""
 
-    stores: Literal["complete", "hang"] = "complete"
-    loads: Literal["complete", "hang"] = "complete"
+    stores: Literal["complete", "hang", "fail"] = "complete"
+    """``fail``: their transfers end without success; before 0.34 that ends the engine."""
+    loads: Literal["complete", "hang", "fail"] = "complete"
     lookups: Literal["answer", "retry"] = "answer"
     """``retry``: what would be a hit is answered with "ask again later"."""
 
@@ -222,6 +223,8 @@ class Scenario(Part):
     store_threshold: NotNegative = 0
     retention_interval: NotNegative | Literal["default", "all"] = "default"
     """Tokens between the windows and states that are kept, besides those at a prompt's end."""
+    load_failure_policy: Literal["fail", "recompute"] = "fail"
+    """vLLM's ``kv_load_failure_policy``: what becomes of a request whose load fails."""
     max_batched_tokens: Positive = 8192
     max_requests: Positive = 64
     """Requests that run at a time."""

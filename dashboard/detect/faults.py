@@ -1,4 +1,4 @@
-"""What should not happen at all: stalls, refused stores, unsafe boundaries, lost telemetry."""
+"""What should not happen at all: stalls, failed transfers, unsafe boundaries, lost telemetry."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _DEFERRED: Final = frozenset(
 )
 _POSITION: Final = ("kv_group", "boundary", "state_tokens", "chunk", "unwritten_token")
 """Evidence of an unsafe request that says where."""
+_NOT_STORED: Final = frozenset(map(str, (Cause.ALLOCATION_FAILURE, Cause.TRANSFER_FAILED)))
 _REMEMBERED: Final = 1024
 """Stalled requests remembered, so that each counts once however often it is reported."""
 
@@ -85,7 +86,7 @@ class DeferralStall(Share):
 
 
 class StoreFailures(Share):
-    """The tier refuses stores; a warning while it still serves."""
+    """The tier refuses stores, or they fail; a warning while it still serves."""
 
     kind = IncidentKind.STORE_FAILURES
 
@@ -100,23 +101,25 @@ class StoreFailures(Share):
     def weigh(
         self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
     ) -> Weight | None:
-        """Store decisions, and refused ones of them."""
+        """Store decisions, and those of them that came to nothing."""
         if not record.stores and not record.served_tokens:
             return None
         chunks = sum(group.refused for store in record.stores for group in store.groups)
         refused = sum(
             store.refused or any(group.refused for group in store.groups) for store in record.stores
         )
-        missed = record.cause == Cause.ALLOCATION_FAILURE and not record.served_tokens
+        failed = sum(store.failed for store in record.stores)
+        missed = record.cause in _NOT_STORED and not record.served_tokens
         return Weight(
             total=len(record.stores),
-            bad=refused,
-            hits=refused,
+            bad=refused + failed,
+            hits=refused + failed,
             numbers={
                 "stores": len(record.stores),
                 "refused_stores": refused,
                 "refused_chunks": chunks,
-                "loads": len(record.loads),
+                "failed_stores": failed,
+                "loads": sum(not load.failed for load in record.loads),
                 "served_tokens": record.served_tokens,
                 "requests_lost": int(missed),
             },
@@ -130,11 +133,12 @@ class StoreFailures(Share):
 
     def summary(self, tally: Tally) -> str:
         """One sentence with the numbers."""
-        loads = tally.numbers["loads"]
+        loads, failed = tally.numbers["loads"], tally.numbers["failed_stores"]
         return (
             f"The tier refused {tally.numbers['refused_stores']:,.0f} of "
             f"{tally.numbers['stores']:,.0f} stores "
             f"({tally.numbers['refused_chunks']:,.0f} chunks), "
+            f"{f'{failed:,.0f} more failed, ' if failed else ''}"
             f"{f'while {loads:,.0f} loads went on' if loads else 'and nothing was loaded'}"
         )
 
@@ -144,6 +148,56 @@ class StoreFailures(Share):
             "Enlarge the pool (--kv-offloading-size or cpu_bytes_to_use), or lower the number of "
             "requests at a time: slots that are being read or written cannot be evicted. With a "
             "second tier, look for errors of its backend in the engine's log."
+        )
+
+
+class LoadFailures(Share):
+    """What was found cannot be loaded: requests end, or compute what they were promised."""
+
+    kind = IncidentKind.LOAD_FAILURES
+
+    def limits(self, limits: Thresholds) -> Limits:
+        """When to open: once it repeats."""
+        return Limits(
+            limits.load_failures_window_seconds,
+            limits.load_failures_share,
+            limits.load_failures_count,
+        )
+
+    def weigh(
+        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+    ) -> Weight | None:
+        """Loads, and failed ones of them."""
+        if not record.loads:
+            return None
+        failed = sum(load.failed for load in record.loads)
+        numbers: dict[str, float] = {
+            "loads": len(record.loads),
+            "failed_loads": failed,
+            "failed_tokens": record.failed_tokens,
+            "served_tokens": record.served_tokens,
+        }
+        return Weight(total=len(record.loads), bad=failed, hits=failed, numbers=numbers)
+
+    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+        """Critical only if nothing is served any more."""
+        useless = not tally.numbers["served_tokens"]
+        many = tally.numbers["failed_loads"] >= limits.zero_hit_requests
+        return Severity.CRITICAL if useless and many else Severity.WARNING
+
+    def summary(self, tally: Tally) -> str:
+        """One sentence with the numbers."""
+        return (
+            f"{tally.numbers['failed_loads']:,.0f} of {tally.numbers['loads']:,.0f} loads failed: "
+            f"{tally.numbers['failed_tokens']:,.0f} tokens were found and not served"
+        )
+
+    def next_step(self, tally: Tally) -> str:
+        """Advice."""
+        return (
+            "Look for 'KV offload load job' in the engine's log, and for errors of the device and "
+            "of the tier's backend before it. Requests end with such a load unless "
+            "kv_load_failure_policy is recompute."
         )
 
 

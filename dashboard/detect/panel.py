@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, ParamSpec, TypeVar
 from kvlens.dashboard.detect.base import Detector, Stateful
 from kvlens.dashboard.detect.faults import (
     DeferralStall,
+    LoadFailures,
     StoreFailures,
     TelemetryLost,
     UnsafeBoundary,
@@ -39,6 +40,7 @@ def all_detectors(thresholds: ThresholdsFor = defaults) -> list[Detector]:
         DeferralStall(thresholds),
         SlowReload(thresholds),
         StoreFailures(thresholds),
+        LoadFailures(thresholds),
         UnsafeBoundary(thresholds),
         TelemetryLost(thresholds),
         VersionRegression(thresholds),

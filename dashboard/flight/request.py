@@ -138,7 +138,7 @@ def _store(record: RequestRecord, index: int) -> str:
         if store.completed_at is None
         else f", done after {_since(store.time, store.completed_at)}"
     )
-    refused = ", REFUSED" * store.refused
+    refused = ", REFUSED" * store.refused + ", FAILED" * store.failed
     evicted = f", evicted {store.evictions:,} chunks" * bool(store.evictions)
     moved = f", {size(store.bytes)}" * (store.bytes is not None)
     return f"{clock(store.time)}{refused} {_groups(store.groups, fields)}{evicted}{moved}{ended}"
@@ -148,7 +148,8 @@ def _load(record: RequestRecord, index: int) -> str:
     load = record.loads[index]
     moved = f", {size(load.bytes)}" * (load.bytes is not None)
     ended = f", seen finished after {duration(load.latency)}" * (load.latency is not None)
-    return f"{clock(load.time)} {_groups(load.groups, ('loaded',))}{moved}{ended}"
+    failed = ", FAILED" * load.failed
+    return f"{clock(load.time)}{failed} {_groups(load.groups, ('loaded',))}{moved}{ended}"
 
 
 def _since(start: float, end: float) -> str:

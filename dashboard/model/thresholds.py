@@ -63,10 +63,17 @@ class Thresholds(BaseModel):
     """The slow loads must be less probable than this among so many earlier ones."""
 
     store_failures_share: float = Field(default=0.01, ge=0, lt=1)
-    """``store_failures``: refused of all store decisions; closes at half of it."""
+    """``store_failures``: refused or failed of all store decisions; closes at half of it."""
     store_failures_count: int = Field(default=10, ge=1)
-    """Refused store decisions of the window."""
+    """Refused or failed store decisions of the window."""
     store_failures_window_seconds: float = Field(default=300.0, gt=0)
+    """Time over which the share is taken."""
+
+    load_failures_share: float = Field(default=0.01, ge=0, lt=1)
+    """``load_failures``: failed of all loads; closes at half of it."""
+    load_failures_count: int = Field(default=2, ge=1)
+    """Failed loads of the window."""
+    load_failures_window_seconds: float = Field(default=300.0, gt=0)
     """Time over which the share is taken."""
 
     telemetry_lost_window_seconds: float = Field(default=600.0, gt=0)

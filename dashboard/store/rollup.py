@@ -125,7 +125,7 @@ def _of_groups(record: RequestRecord) -> Iterator[tuple[int, str, int]]:
         yield record.vetoing_group, "vetoes", 1
     for store in record.stores:
         for chunks in store.groups:
-            if chunks.stored:
+            if chunks.stored and not store.failed:
                 yield chunks.kv_group, "stored", chunks.stored
             if chunks.held_back:
                 yield chunks.kv_group, "held_back", chunks.held_back
@@ -133,7 +133,7 @@ def _of_groups(record: RequestRecord) -> Iterator[tuple[int, str, int]]:
                 yield chunks.kv_group, "refused", chunks.refused
     for load in record.loads:
         for chunks in load.groups:
-            if chunks.loaded:
+            if chunks.loaded and not load.failed:
                 yield chunks.kv_group, "loaded", chunks.loaded
 
 

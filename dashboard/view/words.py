@@ -61,6 +61,7 @@ CAUSES: Final[dict[str, str]] = {
         "The trailing chunk was held back while decoding and not stored when the request finished."
     ),
     Cause.ALLOCATION_FAILURE: "The offload tier had no room when the chunks were offered.",
+    Cause.TRANSFER_FAILED: "A transfer between the GPU cache and the offload tier failed.",
     Cause.CAPACITY: "The tier is smaller than what has to stay until it is asked for again.",
     Cause.POLICY: "The configuration keeps these chunks out of the offload tier.",
     Cause.HASH_SEED: "Block hashes depend on PYTHONHASHSEED; unset, they differ after a restart.",
@@ -106,6 +107,7 @@ INCIDENTS: Final[dict[str, Word]] = {
     ),
     IncidentKind.SLOW_RELOAD: Word("Reloads are slow", "Twice as slow as this engine's baseline."),
     IncidentKind.STORE_FAILURES: Word("Stores are failing", "Loads go on, some stores fail."),
+    IncidentKind.LOAD_FAILURES: Word("Loads are failing", "Hits cannot be loaded."),
     IncidentKind.UNSAFE_BOUNDARY: Word(
         "Unsafe boundary served", "A recurrent state of another position was loaded."
     ),

@@ -90,7 +90,11 @@ def _spans(record: RequestRecord) -> list[Span]:
         took = (
             "" if load.transfer_seconds is None else f", {duration(load.transfer_seconds)} copying"
         )
-        spans.append(("load", "Load", f"{chunks:,} chunks{took}", load.time, load.latency))
+        until = load.latency
+        if load.failed and load.completed_at is not None:
+            until = max(0.0, load.completed_at - load.time)
+        failed = ", failed" * load.failed
+        spans.append(("load", "Load", f"{chunks:,} chunks{took}{failed}", load.time, until))
     if record.started_at is not None:
         spans.append((
             "compute", "Compute",
@@ -101,5 +105,6 @@ def _spans(record: RequestRecord) -> list[Span]:
         stored = sum(group.stored for group in store.groups)
         if stored:
             length = None if store.completed_at is None else store.completed_at - store.time
-            spans.append(("store", "Store", f"{stored:,} chunks", store.time, length))
+            failed = ", failed" * store.failed
+            spans.append(("store", "Store", f"{stored:,} chunks{failed}", store.time, length))
     return spans

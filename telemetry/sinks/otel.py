@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from kvlens.telemetry import records, semconv
-from kvlens.telemetry.records import EngineInfo, GroupChunks, Lookup, RequestRecord
+from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
 from kvlens.telemetry.sinks import otlp
 from kvlens.telemetry.sinks.export_queue import ExportQueue
 
@@ -103,7 +103,7 @@ class SpanSink:
                 _lookup_attributes(lookup),
             )
         for load in record.loads[-MAX_CHILDREN:]:
-            attributes = _job_attributes(load.job_id, load.bytes, load.groups, "loaded")
+            attributes = _job_attributes(load, "loaded")
             if load.latency is not None:
                 attributes[semconv.ATTR_RELOAD_LATENCY] = load.latency
             self._child(
@@ -164,7 +164,7 @@ class SpanSink:
             context=Context(),
             links=[trace.Link(request.get_span_context())],
             start_time=_ns(store.time),
-            attributes=_job_attributes(store.job_id, store.bytes, store.groups, "stored"),
+            attributes=_job_attributes(store, "stored"),
         )
         span.end(_ns(store.completed_at or store.time))
 
@@ -215,15 +215,14 @@ def _lookup_attributes(lookup: Lookup) -> dict[str, AttributeValue]:
     }
 
 
-def _job_attributes(
-    job_id: int | None, size: int | None, groups: list[GroupChunks], field: str
-) -> dict[str, AttributeValue]:
+def _job_attributes(job: records.Load | records.Store, field: str) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        semconv.ATTR_GROUPS: [group.kv_group for group in groups],
-        semconv.ATTR_GROUP_CHUNKS: [getattr(group, field) for group in groups],
+        semconv.ATTR_GROUPS: [group.kv_group for group in job.groups],
+        semconv.ATTR_GROUP_CHUNKS: [getattr(group, field) for group in job.groups],
+        semconv.ATTR_JOB_FAILED: job.failed,
     }
-    if job_id is not None:
-        attributes[semconv.ATTR_JOB_ID] = job_id
-    if size is not None:
-        attributes[semconv.ATTR_BYTES] = size
+    if job.job_id is not None:
+        attributes[semconv.ATTR_JOB_ID] = job.job_id
+    if job.bytes is not None:
+        attributes[semconv.ATTR_BYTES] = job.bytes
     return attributes

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Re
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import RequestStatus
 
-from kvlens.connector import corrections, support
+from kvlens.connector import compat, corrections, support
 from kvlens.connector.config import ConfigError, load
 from kvlens.connector.corrections import switch as switching
 
@@ -183,9 +183,43 @@ def test_reachable_window(groups, boundary):
         assert len(kept({}) - stock) <= 64 // 16, "at most one more window"
 
 
-def chunks_kept(scheduler, group, prompt):
+@pytest.mark.parametrize(
+    ("groups", "boundary"),
+    [([Group("mamba", 64)], 128), ([Group("full_attention", 16, drafter=True)], 176)],
+)
+def test_reachable_window_at_a_junction(groups, boundary):
+    """Full attention, its pop included, reached 176 tokens: only a state may lie lower."""
+    layout = [Group("full_attention", 16), Group("sliding_window", 16, window=64), *groups]
+
+    def kept(settings, junction):
+        scheduler = build(layout, settings=settings, retention_interval=0)
+        return chunks_kept(scheduler, 1, prompt=300, junction=junction)
+
+    needed = set(range((boundary - 63) // 16, boundary // 16))
+    assert needed <= kept({}, 176)
+    if not AFFECTED:
+        stock = kept(without("reachable_window"), 176)
+        own = kept({}, 0) - kept(without("reachable_window"), 0)
+        assert kept({}, 176) - stock - own == needed - stock
+
+
+@pytest.mark.skipif(not compat.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead")
+def test_reachable_window_where_nothing_is_popped():
+    """vLLM's own window, up to 288, is right beside a drafter group; beside states it is not."""
+    layout = [Group("full_attention", 16, drafter=True), Group("sliding_window", 16, window=64)]
+
+    def kept(settings, *more):
+        scheduler = build([*layout, *more], settings=settings, retention_interval=0, lookahead=1)
+        return chunks_kept(scheduler, 1, prompt=300, lookahead=1)
+
+    assert kept({}) == kept(without("reachable_window")) >= {14, 15, 16, 17}
+    beside_states = Group("mamba", 64)
+    assert kept({}, beside_states) - kept(without("reachable_window"), beside_states) == {12, 13}
+
+
+def chunks_kept(scheduler, group, prompt, junction=0, lookahead=0):
     """Chunks of ``group`` that a prompt, computed in one step, offers to the tier."""
-    request = Request("a", prompt)
+    request = Request("a", prompt, shared_prefix_boundary=junction, lookahead=lookahead)
     status = add(scheduler, request)
     for state, config in zip(status.group_states, scheduler.config.kv_group_configs, strict=True):
         state.block_ids = list(range(1, prompt // config.tokens_per_block + 1))

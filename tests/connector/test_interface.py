@@ -20,6 +20,7 @@ from kvlens.connector.simulation.medium import SimulationError
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.detect.offline import detect
 from kvlens.dashboard.detect.panel import all_detectors
+from kvlens.telemetry import facts
 from kvlens.telemetry.semconv import Depth
 
 SCENARIOS = sorted((Path(__file__).parents[1] / "scenarios").glob("*.yaml"))
@@ -125,14 +126,16 @@ def test_a_connector_may_answer_anything(monkeypatch, answer):
 
 
 def test_a_failed_load_is_not_served():
-    facts = []
-    observer = watch.InterfaceObserver(SimpleNamespace(append=facts.append))
+    told = []
+    observer = watch.InterfaceObserver(SimpleNamespace(append=told.append))
     request = SimpleNamespace(request_id="a", num_preemptions=0)
     blocks = SimpleNamespace(get_block_ids=lambda: ([1, 2], [9]))
     observer.allocated(request, blocks, 32)
     output = SimpleNamespace(finished_recving={"a"}, invalid_block_ids={9})
     observer.returned(output)
-    assert [fact[0] for fact in facts if fact[0] in (17, 18)] == [18]
+    assert [f[0] for f in told if f[0] in (facts.RECEIVED, facts.LOAD_FAILED)] == [
+        facts.LOAD_FAILED
+    ]
 
 
 def test_compat_tells_what_is_there(tmp_path, capsys):
