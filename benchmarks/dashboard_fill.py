@@ -19,7 +19,7 @@ import factory
 import msgspec
 
 from kvlens.dashboard.model.batch import Batch
-from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.incident import Incident, RequestScope
 from kvlens.dashboard.store import schema
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.rollup import EVER, LEVELS, Counters, add, counters, of_fleet
@@ -190,5 +190,7 @@ def _incident(number: int, info: EngineInfo, now: float) -> Incident:
         close_reason=None if is_open else "recovered", verdict="lost", cause="drafter_fallback",
         confidence="certain", summary="Requests were served nothing", evidence={}, next_step="",
         groups=[1], example_requests=[], lost_tokens=4096 * 50, requests=50,
-        scope=Scope(since=since, until=since + 3600, min_expected_tokens=512, max_served_tokens=0),
+        scope=RequestScope(
+            since=since, until=since + 3600, min_expected_tokens=512, max_served_tokens=0
+        ),
     )  # fmt: skip

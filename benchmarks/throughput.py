@@ -45,7 +45,7 @@ ARMS = {
 kvlens is compared with the mean of both."""
 
 
-def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> engine.Engine:
+def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> engine.EngineProcess:
     """Start one server."""
     options = engine.EngineOptions(
         python=sys.executable, model=folder / size, engine_id=f"{arm}-{size}",
@@ -96,7 +96,7 @@ def turn(client: httpx.Client, url: str, batch: list[list[int]], at_a_time: int)
     return len(batch) * (PROMPT + OUTPUT) / (time.monotonic() - started)
 
 
-def measure(size: str, servers: dict[str, engine.Engine], at_a_time: int) -> dict[str, Any]:
+def measure(size: str, servers: dict[str, engine.EngineProcess], at_a_time: int) -> dict[str, Any]:
     """Medians of both arms, and the median ratio of neighbouring turns."""
     rates: dict[str, list[float]] = {arm: [] for arm in servers}
     cpu: dict[str, list[float]] = {arm: [] for arm in servers}

@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from kvlens.dashboard.api.deps import ServicesDep
-from kvlens.dashboard.api.params import MAX_LIMIT, RequestFilter
+from kvlens.dashboard.api.params import MAX_LIMIT, RequestParams
 from kvlens.dashboard.api.shapes import errors
 from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store.base import Store, TooSlowError
@@ -32,7 +32,7 @@ COLUMNS: Final = (
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-class Export(RequestFilter):
+class Export(RequestParams):
     """Filters of requests, and the form."""
 
     format: Literal["jsonl", "csv"] = Field(

@@ -26,7 +26,7 @@ _largest: Final[dict[str, tuple[Layout, int]]] = {}
 """Largest chunk of an incarnation's layout."""
 
 
-def least_tokens(engine: EngineInfo, limits: Thresholds) -> int:
+def least_tokens(engine: EngineInfo, thresholds: Thresholds) -> int:
     """Expected tokens from which a request is eligible: below a chunk nothing is served."""
     # Engines come as the same object again and again, and each detector asks for each request.
     layout, largest = _largest.get(engine.incarnation_id, (None, 0))
@@ -35,7 +35,7 @@ def least_tokens(engine: EngineInfo, limits: Thresholds) -> int:
             _largest.clear()
         largest = engine.layout.largest_chunk
         _largest[engine.incarnation_id] = engine.layout, largest
-    return max(largest, limits.eligible_min_tokens)
+    return max(largest, thresholds.eligible_min_tokens)
 
 
 def due(record: RequestRecord, min_tokens: int) -> bool:

@@ -12,7 +12,7 @@ import msgspec
 
 from kvlens.dashboard.flight.inspect import describe
 from kvlens.dashboard.flight.recordings import Recording
-from kvlens.dashboard.flight.replay import MODES, STOCK, Outcome, replay
+from kvlens.dashboard.flight.replay import MODES, STOCK, ReplayedRequest, replay
 from kvlens.dashboard.flight.terminal import Terminal, row, safe
 from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.view import words
@@ -34,7 +34,7 @@ class ServedSums:
     requests_saved: int = 0
     """Requests that would have been served more."""
 
-    def add(self, outcome: Outcome, mode: str) -> None:
+    def add(self, outcome: ReplayedRequest, mode: str) -> None:
         """Count one request."""
         self.requests += 1
         self.served += outcome.record.served_tokens

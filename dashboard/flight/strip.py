@@ -9,7 +9,7 @@ from kvlens.dashboard.flight.terminal import Terminal, fit
 from kvlens.dashboard.view import words
 from kvlens.dashboard.view.cells import CellState
 from kvlens.dashboard.view.format import plural
-from kvlens.dashboard.view.strip import Row, Strip
+from kvlens.dashboard.view.strip import Strip, StripRow
 
 _LABEL: Final = 24
 _STATES: Final = (
@@ -60,7 +60,7 @@ def draw(terminal: Terminal, strip: Strip) -> None:
         terminal.line(f"  {glyph} {word.label}: {word.help[0].lower()}{word.help[1:]}")
 
 
-def _cells(group: Row, tokens: int, width: int) -> list[CellState]:
+def _cells(group: StripRow, tokens: int, width: int) -> list[CellState]:
     """State shown in each column."""
     cells = [CellState.UNASKED] * width
     for state in reversed(_STATES):
@@ -86,7 +86,7 @@ def _paint(
     return terminal.colour(glyphs[state] * count, _TONES.get(state, "quiet"))
 
 
-def _numbers(group: Row) -> str:
+def _numbers(group: StripRow) -> str:
     drafter = "drafter group, " if group.drafter else ""
     window = f"window {group.window:,}, " if group.window is not None else ""
     if group.veto and not group.asked:

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kvlens.dashboard.model.actions import Action
-from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.batch import Appended, Batch, RecordRow
 from kvlens.dashboard.model.engine import REPLACED, SILENT, STOPPED, EngineEvent
 from kvlens.dashboard.store.rollup import (
     EVER,
@@ -75,7 +75,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-class Appender:
+class SqliteAppender:
     """Appends batches; knows the engines, so that a row costs no query."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -153,7 +153,7 @@ class Appender:
         ).fetchall()
         return [(incarnation, info.started_at) for (incarnation,) in replaced]
 
-    def _insert(self, row: Row) -> int | None:
+    def _insert(self, row: RecordRow) -> int | None:
         """``seq`` of a new request, None for one that is there already."""
         record = row.record
         anomalous = (

@@ -14,8 +14,8 @@ from typing import Final
 
 from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.clickhouse_http import Http
-from kvlens.dashboard.store.clickhouse_target import Target
-from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget
+from kvlens.dashboard.store.retention import RetentionLimits
 from kvlens.dashboard.store.rollup import EVER, HOUR, MINUTE
 
 FLEET: Final = ""
@@ -29,7 +29,7 @@ _WINDOW: Final = 10_000
 class Ddl:
     """Writes statements for one target."""
 
-    def __init__(self, target: Target, limits: Limits) -> None:
+    def __init__(self, target: ClickHouseTarget, limits: RetentionLimits) -> None:
         self.database = target.database
         self._target = target
         self._limits = limits
@@ -216,7 +216,7 @@ MIGRATIONS: Final[tuple[Callable[[Ddl], list[str]], ...]] = (_first, _heard)
 """Step ``n`` takes the tables from version n to n + 1; every statement may be repeated."""
 
 
-def migrate(http: Http, target: Target, limits: Limits) -> None:
+def migrate(http: Http, target: ClickHouseTarget, limits: RetentionLimits) -> None:
     """Create what is missing; raises :class:`StoreError` for tables of a newer kvlens.
 
     Dashboards that start together repeat each other's statements, which changes nothing.

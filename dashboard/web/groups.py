@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvlens.dashboard.model.totals import GroupTotals, Point
 from kvlens.dashboard.view.format import compact, utc
 from kvlens.dashboard.web.bars import percent
-from kvlens.dashboard.web.charts import Window
+from kvlens.dashboard.web.charts import TimeRange
 from kvlens.telemetry.records import EngineInfo, GroupLayout
 
 HEIGHT = 34
@@ -40,7 +40,7 @@ class GroupRow:
 
 
 def group_rows(info: EngineInfo, points: Sequence[Point], total: dict[int, GroupTotals],
-               window: Window) -> list[GroupRow]:  # fmt: skip
+               window: TimeRange) -> list[GroupRow]:  # fmt: skip
     """One row per group, in group order; empty if no record told of groups."""
     if not total:
         return []
@@ -77,7 +77,9 @@ def group_rows(info: EngineInfo, points: Sequence[Point], total: dict[int, Group
     return rows
 
 
-def _spark(name: str, begin: float, window: Window, values: Sequence[tuple[int, float]]) -> Spark:
+def _spark(
+    name: str, begin: float, window: TimeRange, values: Sequence[tuple[int, float]]
+) -> Spark:
     top = max((value for _, value in values), default=0.0)
     span = window.until - begin
     segments: list[list[str]] = []

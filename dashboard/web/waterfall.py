@@ -64,12 +64,12 @@ def waterfall(record: RequestRecord) -> Waterfall | None:
     return Waterfall(steps, whole, max(0, len(spans) - MOST_ROWS))
 
 
-Span = tuple[str, str, str, float, float | None]
+TimedStep = tuple[str, str, str, float, float | None]
 """Kind, label, detail, start (Unix seconds), length (seconds)."""
 
 
-def _spans(record: RequestRecord) -> list[Span]:
-    spans: list[Span] = []
+def _spans(record: RequestRecord) -> list[TimedStep]:
+    spans: list[TimedStep] = []
     first = min((item.time for item in record.lookups), default=record.started_at)
     if first is not None and first > record.arrival_time:
         spans.append((

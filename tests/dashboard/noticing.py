@@ -5,7 +5,7 @@ from __future__ import annotations
 import factory
 import msgspec
 
-from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.incident import Incident, RequestScope
 from kvlens.dashboard.view.wording import Wording
 
 START = 1_790_000_000.25
@@ -17,7 +17,7 @@ def incident(**fields: object) -> Incident:
         incarnation_id="inc-a1", model=factory.MODEL, opened_at=START, updated_at=START,
         verdict="lost", cause="drafter_fallback", confidence="certain", summary="0 of 3,072 served",
         evidence={}, next_step="Upgrade", groups=[1, 2], example_requests=[], lost_tokens=3072,
-        requests=3, scope=Scope(since=START, until=START),
+        requests=3, scope=RequestScope(since=START, until=START),
     )  # fmt: skip
     return msgspec.structs.replace(made, **fields)
 

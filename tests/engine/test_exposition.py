@@ -25,12 +25,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import records, semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=4, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=1, prompt_tokens=1100, output_tokens=4, vocab=model.TINY.vocab)
 TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0"}
 TRACED = "traced"

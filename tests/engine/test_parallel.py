@@ -15,14 +15,14 @@ import pytest
 from harness import FLUSH_SECONDS, NEWEST, Server, serve
 
 from kvlens.dashboard.demo import engine, model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.dashboard.flight.recordings import Recording, load
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import RequestRecord
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 DOCUMENTS = [*range(PLAN.documents), 0]
 SERVABLE = 1024
 """Two chunks of 512 tokens."""

@@ -27,12 +27,12 @@ from grafana.panels import ANNOTATIONS
 from grafana.promql import VLLM
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-PLAN = Plan(documents=5, rounds=1, prompt_tokens=1100, output_tokens=2, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=5, rounds=1, prompt_tokens=1100, output_tokens=2, vocab=model.TINY.vocab)
 """Documents of which the GPU cache holds two: each comes back evicted."""
 ALERT = "KVOffloadZeroHit"
 PATIENCE = 120.0

@@ -13,9 +13,9 @@ import msgspec
 import pytest
 
 from kvlens.dashboard.model.actions import Action, Handling
-from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.batch import Batch, RecordRow
 from kvlens.dashboard.model.engine import EngineEvent
-from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.incident import Incident, RequestScope
 from kvlens.dashboard.model.query import RequestQuery, Sort
 from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.store.codec import pack
@@ -32,7 +32,7 @@ def batch(info: EngineInfo, records: Sequence[RequestRecord], *events: tuple[str
     return Batch(
         [(info, newest)],
         [EngineEvent(info.incarnation_id, state, at) for state, at in events],
-        [Row(record, pack(encode(record))) for record in records],
+        [RecordRow(record, pack(encode(record))) for record in records],
     )
 
 
@@ -43,7 +43,7 @@ def incident(ident: str, state: str = "open", opened_at: float = factory.START) 
         updated_at=opened_at, closed_at=opened_at if state == "closed" else None,
         verdict="lost", cause=None, confidence="certain", summary="", evidence={"n": 1},
         next_step="", groups=[], example_requests=[], lost_tokens=0, requests=3,
-        scope=Scope(since=opened_at, until=opened_at),
+        scope=RequestScope(since=opened_at, until=opened_at),
     )  # fmt: skip
 
 
@@ -382,7 +382,7 @@ def test_records_after(store: Store) -> None:
 
 
 def test_a_failed_batch_leaves_nothing(store: Store) -> None:
-    stranger = Batch([], [], [Row(factory.lost_record(1, B), b"{}")])
+    stranger = Batch([], [], [RecordRow(factory.lost_record(1, B), b"{}")])
     with pytest.raises(KeyError):
         store.append([batch(A, [factory.lost_record(1, A)]), stranger])
     assert store.engines() == []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlens.dashboard.view.cells import CellState
-from kvlens.dashboard.view.strip import Row, Strip, build_strip, decisive_lookup
+from kvlens.dashboard.view.strip import Strip, StripRow, build_strip, decisive_lookup
 from kvlens.telemetry.records import GroupLookup, Lookup, RequestRecord
 
 
@@ -18,7 +18,7 @@ def strip_of(record: RequestRecord, **kwargs: object) -> Strip:
     return strip
 
 
-def states(row: Row) -> list[tuple[str, int, int]]:
+def states(row: StripRow) -> list[tuple[str, int, int]]:
     return [(run.state.value, run.first, run.last) for run in row.runs]
 
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from exports import as_json, records_export
 
-from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.incident import Incident, RequestScope
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.sqlite import SqliteStore
@@ -46,7 +46,7 @@ def incident(ident: str, state: str, opened_at: float) -> Incident:
         example_requests=[],
         lost_tokens=0,
         requests=3,
-        scope=Scope(since=factory.START, until=factory.START + 60),
+        scope=RequestScope(since=factory.START, until=factory.START + 60),
     )
 
 

@@ -34,7 +34,7 @@ _FIELDS = (
 
 
 @dataclass(frozen=True)
-class Filters:
+class RequestForm:
     """What the form says; empty text means no filter. ``errors`` name what was ignored.
 
     ``since`` and ``until`` are times as the API takes them, for links from elsewhere (Grafana);
@@ -54,7 +54,7 @@ class Filters:
     errors: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
-    def parse(cls, params: Mapping[str, str]) -> Filters:
+    def parse(cls, params: Mapping[str, str]) -> RequestForm:
         """Read query parameters; a value that makes no sense is dropped and named."""
         given = {name: params.get(name, "").strip() for name in _FIELDS}
         errors = []
@@ -102,12 +102,12 @@ class Filters:
     @property
     def active(self) -> bool:
         """Whether anything narrows the list."""
-        return self != Filters(cursor=self.cursor, sort=self.sort)
+        return self != RequestForm(cursor=self.cursor, sort=self.sort)
 
     @property
     def cleared(self) -> str:
         """Address of the whole list in the same order."""
-        return Filters(sort=self.sort).link()
+        return RequestForm(sort=self.sort).link()
 
     def sorted_by(self, sort: str) -> str:
         """Address of the first page of the same requests in another order."""
