@@ -111,18 +111,28 @@ def share(part: dict[str, int]) -> str:
 def rows(results: dict[str, dict[str, Any]]) -> list[list[str]]:
     return [
         [
-            case.layers, case.version, case.lookup, f"{row['reloaded_tokens']:,}",
-            share(row["cold"]), share(row["repeated"]), "yes" if row["same_outputs"] else "**no**",
+            case.layers,
+            case.version,
+            case.lookup,
+            f"{row['reloaded_tokens']:,}",
+            share(row["cold"]),
+            share(row["repeated"]),
+            "yes" if row["same_outputs"] else "**no**",
         ]
         for name, case in BY_NAME.items()
         if (row := results.get(name)) is not None
-    ]  # fmt: skip
+    ]
 
 
 HEAD = [
-    "layers of the target", "vLLM", "lookup", "tokens reloaded", "accepted, cold prompts",
-    "accepted, repeated prompts", "outputs repeat",
-]  # fmt: skip
+    "layers of the target",
+    "vLLM",
+    "lookup",
+    "tokens reloaded",
+    "accepted, cold prompts",
+    "accepted, repeated prompts",
+    "outputs repeat",
+]
 
 
 def main() -> int:

@@ -135,10 +135,15 @@ def build_arms(groups: list[scheduling.Group], chunks: int) -> list[Arm]:
 def engine_info(scheduler: Any) -> EngineInfo:
     """An engine with this scheduler's layout."""
     return EngineInfo(
-        engine_id="bench", incarnation_id="bench", model="bench", started_at=0.0,
-        kvlens_version="bench", vllm_version="bench",
-        layout=layout.describe(scheduler, scheduler.kv_cache_config), capacity_chunks=100_000,
-    )  # fmt: skip
+        engine_id="bench",
+        incarnation_id="bench",
+        model="bench",
+        started_at=0.0,
+        kvlens_version="bench",
+        vllm_version="bench",
+        layout=layout.describe(scheduler, scheduler.kv_cache_config),
+        capacity_chunks=100_000,
+    )
 
 
 def measure(groups: list[scheduling.Group], chunks: int) -> dict[str, Any]:

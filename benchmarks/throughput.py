@@ -48,9 +48,13 @@ kvlens is compared with the mean of both."""
 def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> engine.EngineProcess:
     """Start one server."""
     options = engine.EngineOptions(
-        python=sys.executable, model=folder / size, engine_id=f"{arm}-{size}",
-        connector=ARMS[arm], arguments=("--max-num-seqs", "16"), **SIZES[size],
-    )  # fmt: skip
+        python=sys.executable,
+        model=folder / size,
+        engine_id=f"{arm}-{size}",
+        connector=ARMS[arm],
+        arguments=("--max-num-seqs", "16"),
+        **SIZES[size],
+    )
     return engine.start(supervisor, options, folder / f"{arm}-{size}.log")
 
 
@@ -85,10 +89,13 @@ def turn(client: httpx.Client, url: str, batch: list[list[int]], at_a_time: int)
         client.post(
             f"{url}/v1/completions",
             json={
-                "model": engine.MODEL_NAME, "prompt": prompt, "max_tokens": OUTPUT,
-                "temperature": 0, "ignore_eos": True,
+                "model": engine.MODEL_NAME,
+                "prompt": prompt,
+                "max_tokens": OUTPUT,
+                "temperature": 0,
+                "ignore_eos": True,
             },
-        ).raise_for_status()  # fmt: skip
+        ).raise_for_status()
 
     started = time.monotonic()
     with ThreadPoolExecutor(at_a_time) as pool:

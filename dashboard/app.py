@@ -90,9 +90,13 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
             detector = _detector(settings, store, hub, notifier, metrics)
             audience = FollowerAudience(hub, hub.show) if isinstance(detector, Follower) else hub
             writer = Writer(
-                store, detector, audience, metrics, settings.queue_batches,
+                store,
+                detector,
+                audience,
+                metrics,
+                settings.queue_batches,
                 settings.engine_gone_seconds,
-            )  # fmt: skip
+            )
             hub.bind(store.incidents("open"))
             app.state.store = store
             app.state.services = Services(settings, store, writer, hub, metrics)
@@ -121,9 +125,16 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _absent)
     for router in (
-        ingest.router, stream.router, actions.router, routes.router, export.router,
-        scrape.router, health.router, web, runbooks.router,
-    ):  # fmt: skip
+        ingest.router,
+        stream.router,
+        actions.router,
+        routes.router,
+        export.router,
+        scrape.router,
+        health.router,
+        web,
+        runbooks.router,
+    ):
         app.include_router(router)
     return app
 

@@ -69,7 +69,7 @@ def test_the_contract_holds_for_every_file(copy: Path) -> None:
         ("dashboard/model/query.py", "from kvlens.connector import versions", "packages"),
         ("dashboard/annex/__init__.py", "", "rooms"),
     ],
-)  # fmt: skip
+)
 def test_a_breach_is_told(copy: Path, file: str, line: str, broken: str) -> None:
     path = copy / "kvlens" / file
     path.parent.mkdir(exist_ok=True)

@@ -22,12 +22,35 @@ from kvlens.telemetry.records import RequestRecord
 
 router = APIRouter(prefix="/api/v1", tags=["read"])
 COLUMNS: Final = (
-    "finish_time", "request_id", "internal_request_id", "engine_id", "incarnation_id", "model",
-    "verdict", "cause", "confidence", "vetoing_group", "prompt_tokens", "local_tokens",
-    "served_tokens", "servable_tokens", "expected_tokens", "lost_tokens", "lost_at_lookup",
-    "lost_at_store", "computed_tokens", "evicted_tokens", "lost_gpu_seconds", "deferral_seconds",
-    "output_tokens", "finish_reason", "preemptions", "sampling_probability", "trace_id", "summary",
-)  # fmt: skip
+    "finish_time",
+    "request_id",
+    "internal_request_id",
+    "engine_id",
+    "incarnation_id",
+    "model",
+    "verdict",
+    "cause",
+    "confidence",
+    "vetoing_group",
+    "prompt_tokens",
+    "local_tokens",
+    "served_tokens",
+    "servable_tokens",
+    "expected_tokens",
+    "lost_tokens",
+    "lost_at_lookup",
+    "lost_at_store",
+    "computed_tokens",
+    "evicted_tokens",
+    "lost_gpu_seconds",
+    "deferral_seconds",
+    "output_tokens",
+    "finish_reason",
+    "preemptions",
+    "sampling_probability",
+    "trace_id",
+    "summary",
+)
 """Of CSV, in this order; times are Unix seconds."""
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 

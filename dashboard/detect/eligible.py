@@ -18,8 +18,9 @@ _NOTHING_DUE: Final = frozenset(
 """Verdicts that say that nothing was there to be served."""
 _NOT_OURS: Final = frozenset(map(str, (Exit.OTHER_CONNECTOR, Exit.NOT_ADMITTED, Exit.SKIPPED)))
 """Ends of a last lookup after which serving nothing says nothing about the tier."""
-_LOSING: Final = frozenset(map(str, (Verdict.PARTIAL, Verdict.LOST, Verdict.UNSTORED,
-                                     Verdict.STALLED)))  # fmt: skip
+_LOSING: Final = frozenset(
+    map(str, (Verdict.PARTIAL, Verdict.LOST, Verdict.UNSTORED, Verdict.STALLED))
+)
 """Verdicts with which lost tokens are a finding; with others they are a remainder."""
 _ENGINES: Final = 10_000
 _largest: Final[dict[str, tuple[Layout, int]]] = {}

@@ -164,9 +164,10 @@ class UnsafeBoundary(ShareDetector):
         if record.verdict != Verdict.UNSAFE:
             return None
         facts = {
-            name: value for name in _POSITION
+            name: value
+            for name in _POSITION
             if (value := number(record.evidence, name)) is not None
-        }  # fmt: skip
+        }
         return RequestWeight(1, 1, 1, {"served_tokens": record.served_tokens}, facts)
 
     def summary(self, tally: Tally) -> str:

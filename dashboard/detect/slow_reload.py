@@ -98,8 +98,9 @@ class SlowReload(Keyed[ReloadState]):
         timings = [timing for load in record.loads if (timing := _timing(load)) is not None]
         if not timings:
             return None
-        key = "\0".join((engine.engine_id, engine.model, engine.vllm_version,
-                         engine.kvlens_version))  # fmt: skip
+        key = "\0".join(
+            (engine.engine_id, engine.model, engine.vllm_version, engine.kvlens_version)
+        )
         state = self._touch(key) or self._states.setdefault(key, ReloadState())
         thresholds = self._thresholds(engine.model)
         state.recent += timings

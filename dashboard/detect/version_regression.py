@@ -84,8 +84,10 @@ class VersionRegression(Keyed[VersionState]):
         state = self._touch(engine.model) or self._states.setdefault(engine.model, VersionState())
         variant = _variant(state, engine, self._key(engine))
         variant.last_seen = max(variant.last_seen, record.finish_time)
-        for known, ident in ((variant.running, engine.incarnation_id),
-                             (variant.engines, engine.engine_id)):  # fmt: skip
+        for known, ident in (
+            (variant.running, engine.incarnation_id),
+            (variant.engines, engine.engine_id),
+        ):
             if ident not in known:
                 known.append(ident)
         weight = record.expected_tokens / record.sampling_probability

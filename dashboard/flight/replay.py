@@ -48,8 +48,9 @@ def replay(record: RequestRecord, engine: EngineInfo) -> ReplayedRequest | None:
     if record.verdict == Verdict.SKIPPED or lookup is None or not _tells_what_was_resident(lookup):
         return None
     holds = _holds(lookup)
-    served = {mode: max(0, _boundary(mode, engine, lookup, holds) - lookup.local_tokens)
-              for mode in MODES}  # fmt: skip
+    served = {
+        mode: max(0, _boundary(mode, engine, lookup, holds) - lookup.local_tokens) for mode in MODES
+    }
     boundary = lookup.local_tokens + served[STOCK]
     safe = _is_safe(engine, lookup, holds, boundary)
     if lookup.exit == Exit.PARTIAL_TAIL:  # the end of a partial block is no chunk: not recorded
@@ -82,11 +83,16 @@ def _boundary(mode: str, engine: EngineInfo, lookup: Lookup, holds: Holds) -> in
     if mode != EXACT:
         annotated = {group.kv_group for group in layout.groups if group.drafter}
         boundary = search(
-            layout, holds, local, tokens, lookup.cap,
+            layout,
+            holds,
+            local,
+            tokens,
+            lookup.cap,
             drafters=_stock_drafters(engine) if mode == STOCK else annotated,
             widen=mode == CORRECTED or _stock_widens(engine),
-            load_window=engine.load_window, load_cap=lookup.load_cap,
-        )  # fmt: skip
+            load_window=engine.load_window,
+            load_cap=lookup.load_cap,
+        )
         if mode == STOCK or _is_safe(engine, lookup, holds, boundary):
             return boundary
     return servable_boundary(layout, holds, local, tokens, cap=lookup.cap)

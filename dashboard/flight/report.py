@@ -108,16 +108,21 @@ def as_json(report: ReplayReport, recordings: Sequence[Recording]) -> str:
         "served_tokens": report.served,
         "would_serve": {mode: report.by_mode[mode] for mode in MODES},
         "by_cause": [
-            {"verdict": verdict, "cause": cause or None, "requests": sums.requests,
-             "served_tokens": sums.served, "would_serve_tokens": sums.would,
-             "requests_saved": sums.requests_saved}
+            {
+                "verdict": verdict,
+                "cause": cause or None,
+                "requests": sums.requests,
+                "served_tokens": sums.served,
+                "would_serve_tokens": sums.would,
+                "requests_saved": sums.requests_saved,
+            }
             for (verdict, cause), sums in sorted(report.by_cause.items())
         ],
         "requests": report.rows,
         "not_replayed": report.not_replayed,
         "incidents": report.incidents,
         "notes": [note for recording in recordings for note in recording.notes()],
-    }  # fmt: skip
+    }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 

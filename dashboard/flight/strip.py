@@ -13,24 +13,43 @@ from kvlens.dashboard.view.strip import Strip, StripRow
 
 _LABEL: Final = 24
 _STATES: Final = (
-    CellState.MISSING, CellState.POPPED, CellState.HIT, CellState.RESIDENT, CellState.UNKNOWN,
-    CellState.SERVED, CellState.LOCAL, CellState.UNASKED,
-)  # fmt: skip
+    CellState.MISSING,
+    CellState.POPPED,
+    CellState.HIT,
+    CellState.RESIDENT,
+    CellState.UNKNOWN,
+    CellState.SERVED,
+    CellState.LOCAL,
+    CellState.UNASKED,
+)
 """Where a column stands for chunks of several states, the first of these is shown."""
 _UNICODE: Final[Mapping[CellState, str]] = {
-    CellState.LOCAL: "▓", CellState.SERVED: "█", CellState.POPPED: "▚", CellState.HIT: "▒",
-    CellState.RESIDENT: "░", CellState.UNKNOWN: "?", CellState.MISSING: "x",
+    CellState.LOCAL: "▓",
+    CellState.SERVED: "█",
+    CellState.POPPED: "▚",
+    CellState.HIT: "▒",
+    CellState.RESIDENT: "░",
+    CellState.UNKNOWN: "?",
+    CellState.MISSING: "x",
     CellState.UNASKED: "·",
-}  # fmt: skip
+}
 _ASCII: Final[Mapping[CellState, str]] = {
-    CellState.LOCAL: "=", CellState.SERVED: "#", CellState.POPPED: "%", CellState.HIT: "+",
-    CellState.RESIDENT: "o", CellState.UNKNOWN: "?", CellState.MISSING: "x",
+    CellState.LOCAL: "=",
+    CellState.SERVED: "#",
+    CellState.POPPED: "%",
+    CellState.HIT: "+",
+    CellState.RESIDENT: "o",
+    CellState.UNKNOWN: "?",
+    CellState.MISSING: "x",
     CellState.UNASKED: ".",
-}  # fmt: skip
+}
 _TONES: Final[Mapping[CellState, str]] = {
-    CellState.MISSING: "bad", CellState.POPPED: "bad", CellState.HIT: "warn",
-    CellState.RESIDENT: "warn", CellState.SERVED: "good",
-}  # fmt: skip
+    CellState.MISSING: "bad",
+    CellState.POPPED: "bad",
+    CellState.HIT: "warn",
+    CellState.RESIDENT: "warn",
+    CellState.SERVED: "good",
+}
 
 
 def draw(terminal: Terminal, strip: Strip) -> None:
@@ -105,8 +124,10 @@ def _numbers(group: StripRow) -> str:
 def _boundaries(strip: Strip) -> dict[int, list[str]]:
     marks = {strip.local: ["local"]} if strip.local else {}
     for name, boundary in (
-        ("served", strip.answered), ("servable", strip.servable), ("expected", strip.expected),
-    ):  # fmt: skip
+        ("served", strip.answered),
+        ("servable", strip.servable),
+        ("expected", strip.expected),
+    ):
         if boundary > strip.local:
             marks.setdefault(boundary, []).append(name)
     return dict(sorted(marks.items()))

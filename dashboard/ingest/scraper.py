@@ -125,8 +125,10 @@ class Scraper:
     async def _refresh(self) -> None:
         while True:
             await self._discover()
-            targets = {**self._static, **distinct(t for found in self._found.values()
-                                                  for t in found)}  # fmt: skip
+            targets = {
+                **self._static,
+                **distinct(t for found in self._found.values() for t in found),
+            }
             for url in self._tasks.keys() - targets.keys():
                 await self._drop(url)
             for url, target in targets.items():

@@ -141,9 +141,18 @@ class SqliteAppender:
             return []
         cursor = self._db.execute(
             _ENGINE,
-            (info.incarnation_id, info.engine_id, info.dp_rank, info.host, info.model,
-             info.started_at, at, at, encode(info)),
-        )  # fmt: skip
+            (
+                info.incarnation_id,
+                info.engine_id,
+                info.dp_rank,
+                info.host,
+                info.model,
+                info.started_at,
+                at,
+                at,
+                encode(info),
+            ),
+        )
         assert cursor.lastrowid is not None
         self._numbers[info.incarnation_id] = cursor.lastrowid
         # An engine that was killed never says that it stopped; its successor does.
@@ -164,10 +173,19 @@ class SqliteAppender:
         )
         cursor = self._db.execute(
             _REQUEST,
-            (self._numbers[record.incarnation_id], record.internal_request_id, record.request_id,
-             record.finish_time, record.verdict, record.cause, int(anomalous),
-             record.lost_tokens, record.expected_tokens, record.served_tokens),
-        )  # fmt: skip
+            (
+                self._numbers[record.incarnation_id],
+                record.internal_request_id,
+                record.request_id,
+                record.finish_time,
+                record.verdict,
+                record.cause,
+                int(anomalous),
+                record.lost_tokens,
+                record.expected_tokens,
+                record.served_tokens,
+            ),
+        )
         if not cursor.rowcount:
             return None
         seq = cursor.lastrowid

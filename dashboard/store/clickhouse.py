@@ -140,25 +140,32 @@ class ClickHouseStore:
             f"{self._db}.incidents",
             [
                 {
-                    "id": i.id, "incarnation_id": i.incarnation_id, "state": i.state,
-                    "opened_at": i.opened_at, "closed_at": i.closed_at, "changed_at": time.time(),
-                    "body": msgspec.json.encode(i).decode(), "version": version,
+                    "id": i.id,
+                    "incarnation_id": i.incarnation_id,
+                    "state": i.state,
+                    "opened_at": i.opened_at,
+                    "closed_at": i.closed_at,
+                    "changed_at": time.time(),
+                    "body": msgspec.json.encode(i).decode(),
+                    "version": version,
                 }
                 for i in incidents
             ],
-        )  # fmt: skip
+        )
         rows = [("", "", str(checkpoint).encode()), *states]
         self._http.insert(
             f"{self._db}.detection",
             [
                 {
-                    "detector": detector, "key": key,
+                    "detector": detector,
+                    "key": key,
                     "state": base64.b64encode(state or b"").decode(),
-                    "deleted": int(state is None), "version": version,
+                    "deleted": int(state is None),
+                    "version": version,
                 }
                 for detector, key, state in rows
             ],
-        )  # fmt: skip
+        )
 
     def load_detection(self) -> DetectionState:
         """Return what :meth:`save_detection` kept last."""
@@ -301,8 +308,11 @@ class ClickHouseStore:
         )
         found = [
             Engine(
-                info=read_info(info), first_seen=first_seen, last_seen=last_seen,
-                ended_at=max(last_seen, heard_at) if ended_at is None and silent_at > heard_at
+                info=read_info(info),
+                first_seen=first_seen,
+                last_seen=last_seen,
+                ended_at=max(last_seen, heard_at)
+                if ended_at is None and silent_at > heard_at
                 else ended_at,
                 end_reason=reason or (SILENT if silent_at > heard_at else None),
                 totals=fill(Totals(), totals.get(ident, {}).items()),
@@ -310,7 +320,7 @@ class ClickHouseStore:
             )
             for ident, info, first_seen, last_seen, ended_at, reason, heard_at, silent_at in rows
             if info
-        ]  # fmt: skip
+        ]
         return sorted(found, key=lambda e: (e.info.started_at, e.first_seen), reverse=True)
 
 

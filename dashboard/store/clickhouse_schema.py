@@ -118,8 +118,10 @@ def _ttl(seconds: str) -> str:
 
 
 def _first(ddl: Ddl) -> list[str]:
-    keys = f"[({MINUTE}, '{FLEET}'), ({HOUR}, '{FLEET}'), ({MINUTE}, incarnation_id)," \
-           f" ({HOUR}, incarnation_id), ({EVER}, incarnation_id)]"  # fmt: skip
+    keys = (
+        f"[({MINUTE}, '{FLEET}'), ({HOUR}, '{FLEET}'), ({MINUTE}, incarnation_id),"
+        f" ({HOUR}, incarnation_id), ({EVER}, incarnation_id)]"
+    )
     return [
         *ddl.sharded(
             "requests",
@@ -144,8 +146,7 @@ def _first(ddl: Ddl) -> list[str]:
             "level UInt32, incarnation_id LowCardinality(String), slot Int64,"
             " counters SimpleAggregateFunction(sumMap, Map(String, Float64))",
             "AggregatingMergeTree",
-            "ORDER BY (level, incarnation_id, slot)"
-            f" {ddl.ttls['sums']} {ddl.deduplicated()}",
+            f"ORDER BY (level, incarnation_id, slot) {ddl.ttls['sums']} {ddl.deduplicated()}",
         ),
         ddl.view(
             "sums_of_requests",
@@ -200,7 +201,7 @@ def _first(ddl: Ddl) -> list[str]:
             "ReplacingMergeTree(version)",
             "ORDER BY id TTL toDateTime(beat) + INTERVAL 1 DAY",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _heard(ddl: Ddl) -> list[str]:

@@ -107,11 +107,18 @@ class SqliteStore:
             db.executemany(
                 "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (i.id, i.incarnation_id, i.state, i.opened_at, i.closed_at, now,
-                     msgspec.json.encode(i).decode())
+                    (
+                        i.id,
+                        i.incarnation_id,
+                        i.state,
+                        i.opened_at,
+                        i.closed_at,
+                        now,
+                        msgspec.json.encode(i).decode(),
+                    )
                     for i in incidents
                 ],
-            )  # fmt: skip
+            )
             db.executemany(
                 "INSERT OR REPLACE INTO detection VALUES (?, ?, ?)",
                 [state for state in states if state[2] is not None],

@@ -39,8 +39,9 @@ class GroupRow:
     sparks: tuple[Spark, ...]
 
 
-def group_rows(info: EngineInfo, points: Sequence[Point], total: dict[int, GroupTotals],
-               window: TimeRange) -> list[GroupRow]:  # fmt: skip
+def group_rows(
+    info: EngineInfo, points: Sequence[Point], total: dict[int, GroupTotals], window: TimeRange
+) -> list[GroupRow]:
     """One row per group, in group order; empty if no record told of groups."""
     if not total:
         return []
@@ -62,18 +63,34 @@ def group_rows(info: EngineInfo, points: Sequence[Point], total: dict[int, Group
                 resident=resident,
                 resident_share=share,
                 sparks=(
-                    _spark("asked per lookup", begin, window,
-                           [(at, s.width / s.lookups) for at, s in series if s.lookups]),
-                    _spark("found per lookup", begin, window,
-                           [(at, s.hits / s.lookups) for at, s in series if s.lookups]),
-                    _spark("stored", begin, window,
-                           [(at, s.stored) for at, s in series if s.samples or s.stored]),
-                    _spark("loaded", begin, window,
-                           [(at, s.loaded) for at, s in series if s.samples or s.loaded]),
+                    _spark(
+                        "asked per lookup",
+                        begin,
+                        window,
+                        [(at, s.width / s.lookups) for at, s in series if s.lookups],
+                    ),
+                    _spark(
+                        "found per lookup",
+                        begin,
+                        window,
+                        [(at, s.hits / s.lookups) for at, s in series if s.lookups],
+                    ),
+                    _spark(
+                        "stored",
+                        begin,
+                        window,
+                        [(at, s.stored) for at, s in series if s.samples or s.stored],
+                    ),
+                    _spark(
+                        "loaded",
+                        begin,
+                        window,
+                        [(at, s.loaded) for at, s in series if s.samples or s.loaded],
+                    ),
                     _spark("resident", begin, window, levels),
                 ),
             )
-        )  # fmt: skip
+        )
     return rows
 
 

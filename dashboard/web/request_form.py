@@ -28,9 +28,17 @@ SORTS: Final[dict[Sort, str]] = {
 _WHOLE = re.compile("[0-9]{1,15}")
 _TIME: TypeAdapter[float] = TypeAdapter(Time)
 _FIELDS = (
-    "engine", "verdict", "cause", "model", "range", "since", "until", "min_lost", "sort",
+    "engine",
+    "verdict",
+    "cause",
+    "model",
+    "range",
+    "since",
+    "until",
+    "min_lost",
+    "sort",
     "cursor",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -127,11 +135,16 @@ class RequestForm:
         """Address of all requests that match, as ``csv`` or ``jsonl``."""
         query = self.query(now)
         pairs = {
-            "format": form, "since": query.since, "until": query.until, "engine": query.engine,
-            "verdict": self.verdict, "cause": query.cause, "model": query.model,
+            "format": form,
+            "since": query.since,
+            "until": query.until,
+            "engine": query.engine,
+            "verdict": self.verdict,
+            "cause": query.cause,
+            "model": query.model,
             "min_lost_tokens": query.min_lost_tokens,
             "sort": "" if self.sort == NEWEST else self.sort,
-        }  # fmt: skip
+        }
         given = {name: value for name, value in pairs.items() if value not in (None, "", 0)}
         return f"/api/v1/export?{urlencode(given)}"
 

@@ -46,15 +46,21 @@ def test_what_the_other_connector_serves_is_not_lost(tiny_model: Path, tmp_path:
     connectors = [
         child("NeighbourConnector", "neighbour", 16 * MIB),
         child(
-            "KVLensOffloadingConnector", "kvlens.connector", 512 * MIB,
+            "KVLensOffloadingConnector",
+            "kvlens.connector",
+            512 * MIB,
             kvlens={"flight_recorder": str(folder)},
         ),
-    ]  # fmt: skip
+    ]
     with serve(
-        NEWEST, tiny_model, tmp_path, {}, connector="MultiConnector",
+        NEWEST,
+        tiny_model,
+        tmp_path,
+        {},
+        connector="MultiConnector",
         extra_config={"connectors": connectors},
         env={"PYTHONPATH": str(Path(__file__).parent), "VLLM_LOG_STATS_INTERVAL": "1"},
-    ) as server:  # fmt: skip
+    ) as server:
         texts = [
             server.complete(PLAN.prompt(document), PLAN.output_tokens, f"multi-{document}")
             for document in range(PLAN.documents)

@@ -51,13 +51,17 @@ def lives(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Li
 def live(tiny_model: Path, folder: Path, name: str, documents: list[int]) -> Life:
     recordings = folder / name
     with serve(
-        NEWEST, tiny_model, folder, {"flight_recorder": str(recordings)}, pool_bytes=8 * 2**20,
+        NEWEST,
+        tiny_model,
+        folder,
+        {"flight_recorder": str(recordings)},
+        pool_bytes=8 * 2**20,
         extra_config={
             "spec_name": "HostMemoryTieringSpec",
             "spec_module_path": "kvlens.connector.host_tiers",
             "secondary_tiers": [{"type": "fs", "root_dir": str(folder / "files"), **THREADS}],
         },
-    ) as server:  # fmt: skip
+    ) as server:
         texts = [
             server.complete(PLAN.prompt(document), PLAN.output_tokens, f"{number}")
             for number, document in enumerate(documents)

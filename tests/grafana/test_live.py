@@ -37,17 +37,24 @@ PLAN = Traffic(documents=5, rounds=1, prompt_tokens=1100, output_tokens=2, vocab
 ALERT = "KVOffloadZeroHit"
 PATIENCE = 120.0
 VARIABLES = {
-    "$__rate_interval": "15s", "$__range": "2m", "$model": ".*", "$instance": ".*",
-    "$engine": ".*", "$group": ".*",
-}  # fmt: skip
+    "$__rate_interval": "15s",
+    "$__range": "2m",
+    "$model": ".*",
+    "$instance": ".*",
+    "$engine": ".*",
+    "$group": ".*",
+}
 NO_DATA = {
     "Lookups deferred, 95th percentile": "vLLM creates the series with the first deferred lookup",
     "Store allocation failures": "vLLM creates the series with the first failure",
     "Incidents (kvlens)": "of the dashboard, which is not started here",
 }
 """Panels that a healthy run cannot fill, and why."""
-NOT_SEEN = {"kv_offload_allocation_failure_total", "kv_block_idle_before_evict_seconds",
-            "kv_offload_lookup_async_delay_seconds"}  # fmt: skip
+NOT_SEEN = {
+    "kv_offload_allocation_failure_total",
+    "kv_block_idle_before_evict_seconds",
+    "kv_offload_lookup_async_delay_seconds",
+}
 """Series of vLLM that a healthy run does not have, or only with an option."""
 
 

@@ -12,9 +12,14 @@ from kvlens.dashboard.model.incident import RequestScope
 from kvlens.dashboard.store.sqlite import SqliteStore
 
 SCOPE = RequestScope(
-    since=100.0, until=200.0, min_expected_tokens=512, max_served_tokens=0, min_lost_tokens=64,
-    verdicts=("lost", "partial"), cause="store_gap",
-)  # fmt: skip
+    since=100.0,
+    until=200.0,
+    min_expected_tokens=512,
+    max_served_tokens=0,
+    min_lost_tokens=64,
+    verdicts=("lost", "partial"),
+    cause="store_gap",
+)
 
 
 @pytest.fixture
@@ -32,9 +37,13 @@ def test_an_incidents_scope_is_taken_over(kept: SqliteStore) -> None:
 
 def test_other_filters_narrow_it(kept: SqliteStore) -> None:
     narrow = RequestParams(
-        incident="zero_hit-1", verdict=["lost", "full"], min_lost_tokens=100, since=150.0,
-        cause="store_gap", engine="node-a:0",
-    )  # fmt: skip
+        incident="zero_hit-1",
+        verdict=["lost", "full"],
+        min_lost_tokens=100,
+        since=150.0,
+        cause="store_gap",
+        engine="node-a:0",
+    )
     query = narrow.query(kept, 10, None)
     assert (query.verdicts, query.min_lost_tokens) == (("lost",), 100)
     assert (query.since, query.until, query.cause) == (150.0, 200.0, "store_gap")

@@ -197,8 +197,11 @@ def test_reports_hold_no_token_ids(canary: Canary, capsys: pytest.CaptureFixture
         for tokens in (asked.prompt, asked.right()):
             if len(tokens) > 2:
                 assert str(tokens[:3])[1:-1] not in everything
-    assert not [value for value in report.values() if isinstance(value, list) and value and
-                not isinstance(value[0], dict)]  # fmt: skip
+    assert not [
+        value
+        for value in report.values()
+        if isinstance(value, list) and value and not isinstance(value[0], dict)
+    ]
 
 
 def test_the_same_seed_says_the_same(canary: Canary) -> None:

@@ -62,9 +62,12 @@ def web() -> Iterator[Web]:
 @contextmanager
 def dashboard(tmp_path: Path, **settings: Any) -> Iterator[httpx.Client]:
     made = Settings(
-        store=str(tmp_path / "k.db"), port=0, scrape_interval_seconds=1, scrape_refresh_seconds=1,
+        store=str(tmp_path / "k.db"),
+        port=0,
+        scrape_interval_seconds=1,
+        scrape_refresh_seconds=1,
         **settings,
-    )  # fmt: skip
+    )
     with running(made) as url, httpx.Client(base_url=url, timeout=10) as client:
         yield client
 
@@ -103,9 +106,14 @@ def test_good_and_bad_targets_side_by_side(web: Web, tmp_path: Path) -> None:
         )
         release.set()
         assert {name: target["state"] for name, target in seen.items()} == {
-            "good": "up", "other": "not_vllm", "html": "down", "error": "down", "large": "down",
-            "refused": "down", "slow": "down",
-        }  # fmt: skip
+            "good": "up",
+            "other": "not_vllm",
+            "html": "down",
+            "error": "down",
+            "large": "down",
+            "refused": "down",
+            "slow": "down",
+        }
         assert "HTML or XML" in seen["html"]["error"]
         assert seen["error"]["error"] == "HTTP status 500"
         assert "larger than 2,000 bytes" in seen["large"]["error"]
@@ -127,8 +135,9 @@ def test_targets_from_a_file_and_from_http_come_and_go(web: Web, tmp_path: Path)
     path.write_text(json.dumps(group(first)))
     source = web.put("/sd", json.dumps(group(second)))
     with dashboard(tmp_path, scrape_file=str(path), scrape_http_sd=source) as client:
-        wait_for(lambda: {n: t["state"] for n, t in targets(client).items()}
-                 == {"a": "up", "b": "up"})  # fmt: skip
+        wait_for(
+            lambda: {n: t["state"] for n, t in targets(client).items()} == {"a": "up", "b": "up"}
+        )
         path.write_text("[]")
         wait_for(lambda: targets(client).keys() == {"b"})
         path.unlink()  # nor does a file that went take its targets along
@@ -142,13 +151,14 @@ def losing(step: int) -> str:
     """An instrumented engine that loses everything, a little more with each step."""
     own = 'engine="0",model_name="m"'
     return page(stored=GB, external=(step * 9_000, 0)) + "".join(
-        f"{line}\n" for line in (
+        f"{line}\n"
+        for line in (
             f"kvlens_expected_tokens_total{{{own}}} {step * 8192}",
             f"kvlens_served_tokens_total{{{own}}} 0",
             f'kvlens_requests_total{{{own},verdict="lost"}} {step * 4}',
             f'kvlens_lost_tokens_total{{{own},cause="drafter_fallback"}} {step * 8192}',
         )
-    )  # fmt: skip
+    )
 
 
 def test_an_incident_from_scrapes_alone_survives_a_restart(web: Web, tmp_path: Path) -> None:
@@ -156,8 +166,11 @@ def test_an_incident_from_scrapes_alone_survives_a_restart(web: Web, tmp_path: P
     with dashboard(tmp_path, scrape=web.address) as client:
         (first,) = wait_for(lambda: client.get("/api/v1/incidents").json()["incidents"])
         assert (first["kind"], first["severity"], first["cause"], first["state"]) == (
-            "zero_hit", "critical", "drafter_fallback", "open",
-        )  # fmt: skip
+            "zero_hit",
+            "critical",
+            "drafter_fallback",
+            "open",
+        )
         assert first["engine_id"] == f"{web.address}/0"
         page_ = client.get(f"/incidents/{first['id']}")
         assert page_.status_code == 200

@@ -95,14 +95,21 @@ def test_the_engine_accepts_the_replicated_tables(tmp_path: Path) -> None:
     )
     run = subprocess.run(
         [sys.executable, "-c", REPLICATED, str(tmp_path)],
-        input=made, capture_output=True, text=True, check=False, timeout=120,
+        input=made,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stderr
     assert set(run.stdout.split()) == {
-        "ReplicatedReplacingMergeTree", "ReplicatedAggregatingMergeTree", "ReplicatedMergeTree",
-        "Distributed", "MaterializedView",
-    }  # fmt: skip
+        "ReplicatedReplacingMergeTree",
+        "ReplicatedAggregatingMergeTree",
+        "ReplicatedMergeTree",
+        "Distributed",
+        "MaterializedView",
+    }
 
 
 def test_an_insert_that_is_repeated_changes_nothing(target: ClickHouseTarget, http: Http) -> None:
@@ -171,8 +178,10 @@ def _merge(http: Http, target: ClickHouseTarget) -> None:
     """Apply TTLs now instead of some time."""
     suffix = "_local" if target.cluster else ""
     for table in ("requests", "sums"):
-        http.command(f"ALTER TABLE {target.database}.{table}{suffix} MATERIALIZE TTL"
-                     " SETTINGS mutations_sync = 2")  # fmt: skip
+        http.command(
+            f"ALTER TABLE {target.database}.{table}{suffix} MATERIALIZE TTL"
+            " SETTINGS mutations_sync = 2"
+        )
         http.command(f"OPTIMIZE TABLE {target.database}.{table}{suffix} FINAL")
 
 
@@ -251,9 +260,12 @@ def test_a_dashboard_that_fell_silent_is_replaced(
 ) -> None:
     monkeypatch.setattr(clickhouse_lease, "BEAT", 0.0)
     silent = {
-        "id": "silent", "started_at": 1.0, "gone": 0, "version": 1,
+        "id": "silent",
+        "started_at": 1.0,
+        "gone": 0,
+        "version": 1,
         "beat": time.time() - clickhouse_lease.LEASE - 1,
-    }  # fmt: skip
+    }
     with closing(ClickHouseStore(target, LIMITS)) as store:
         http.insert(f"{target.database}.dashboards", [silent])
         assert store.lead()

@@ -124,7 +124,9 @@ def test_a_long_deletion_says_how_far_it_is(
     assert [step.deleted for step in steps] == [10, 10, 10, 5, 0]
     assert all(step.size is not None and step.size > 0 for step in steps)
     assert [text.partition(",")[0] for text in caplog.messages] == [
-        "retention: deleted 20 requests so far", "retention: deleted 30 requests so far",
-        "retention: deleted 35 requests so far", "retention: deleted 35 requests",
-    ]  # fmt: skip
+        "retention: deleted 20 requests so far",
+        "retention: deleted 30 requests so far",
+        "retention: deleted 35 requests so far",
+        "retention: deleted 35 requests",
+    ]
     store.close()
