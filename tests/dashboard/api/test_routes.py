@@ -9,7 +9,7 @@ import exports
 import factory
 import httpx
 import pytest
-from receiver import eventually
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import factory
@@ -12,6 +11,7 @@ import pytest
 from exports import as_json, export, span
 from field import partial, waiting
 from fleet import send
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings, SettingsError, load_settings
@@ -23,13 +23,12 @@ INFO = factory.engine()
 
 def incidents(client: httpx.Client, least: int) -> dict[str, str]:
     """Severity by kind, once there are so many; detection follows the acknowledged ingest."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found = client.get("/api/v1/incidents").json()["incidents"]
-        if len(found) >= least:
-            return {incident["kind"]: incident["severity"] for incident in found}
-        time.sleep(0.02)
-    raise AssertionError("no incident within 10 s")
+
+    def found() -> list[dict[str, str]] | None:
+        incidents = client.get("/api/v1/incidents").json()["incidents"]
+        return incidents if len(incidents) >= least else None
+
+    return {incident["kind"]: incident["severity"] for incident in eventually(found) or []}
 
 
 def test_a_stall_is_told_while_the_request_waits(client: httpx.Client) -> None:

@@ -13,7 +13,7 @@ import field
 import httpx
 import msgspec
 import pytest
-from receiver import eventually
+from waiting import eventually
 
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.settings import load_settings

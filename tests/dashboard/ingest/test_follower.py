@@ -9,7 +9,7 @@ from typing import Any
 
 import factory
 import pytest
-from receiver import eventually
+from waiting import eventually
 
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.detect.panel import all_detectors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from metrics_pages import GB, page
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
@@ -72,16 +72,6 @@ def dashboard(tmp_path: Path, **settings: Any) -> Iterator[httpx.Client]:
         yield client
 
 
-def wait_for(look: Callable[[], Any]) -> Any:
-    """Until ``look`` finds something; there is no other sign of a scrape."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 20 s")
-
-
 def targets(client: httpx.Client) -> dict[str, dict[str, Any]]:
     answer = client.get("/api/v1/targets").json()["targets"]
     return {target["url"].rpartition("/")[2]: target for target in answer}
@@ -101,7 +91,7 @@ def test_good_and_bad_targets_side_by_side(web: Web, tmp_path: Path) -> None:
     urls.append(f"http://{web.address}/slow")
     settings = {"scrape": ",".join(urls), "scrape_timeout_seconds": 0.5, "scrape_max_bytes": 2000}
     with dashboard(tmp_path, **settings) as client:
-        seen = wait_for(
+        seen = eventually(
             lambda: (t := targets(client)) and all(x["last_scrape"] for x in t.values()) and t
         )
         release.set()
@@ -135,15 +125,15 @@ def test_targets_from_a_file_and_from_http_come_and_go(web: Web, tmp_path: Path)
     path.write_text(json.dumps(group(first)))
     source = web.put("/sd", json.dumps(group(second)))
     with dashboard(tmp_path, scrape_file=str(path), scrape_http_sd=source) as client:
-        wait_for(
+        eventually(
             lambda: {n: t["state"] for n, t in targets(client).items()} == {"a": "up", "b": "up"}
         )
         path.write_text("[]")
-        wait_for(lambda: targets(client).keys() == {"b"})
+        eventually(lambda: targets(client).keys() == {"b"})
         path.unlink()  # nor does a file that went take its targets along
         web.put("/sd", "oops")  # a source that breaks keeps its last targets
         asked = web.seen["/sd"]
-        wait_for(lambda: web.seen["/sd"] >= asked + 2)
+        eventually(lambda: web.seen["/sd"] >= asked + 2)
         assert targets(client).keys() == {"b"}
 
 
@@ -164,7 +154,7 @@ def losing(step: int) -> str:
 def test_an_incident_from_scrapes_alone_survives_a_restart(web: Web, tmp_path: Path) -> None:
     web.answers["/metrics"] = lambda path: (200, losing(web.seen[path]).encode())
     with dashboard(tmp_path, scrape=web.address) as client:
-        (first,) = wait_for(lambda: client.get("/api/v1/incidents").json()["incidents"])
+        (first,) = eventually(lambda: client.get("/api/v1/incidents").json()["incidents"])
         assert (first["kind"], first["severity"], first["cause"], first["state"]) == (
             "zero_hit",
             "critical",
@@ -177,7 +167,7 @@ def test_an_incident_from_scrapes_alone_survives_a_restart(web: Web, tmp_path: P
         assert "drafter" in page_.text
     with dashboard(tmp_path, scrape=web.address) as client:
         asked = web.seen["/metrics"]
-        wait_for(lambda: web.seen["/metrics"] >= asked + 2)
+        eventually(lambda: web.seen["/metrics"] >= asked + 2)
         again = client.get("/api/v1/incidents").json()["incidents"]
         assert [(i["id"], i["state"]) for i in again] == [(first["id"], "open")]
 
@@ -199,7 +189,7 @@ def test_targets_from_a_pattern_of_yaml_files(web: Web, tmp_path: Path) -> None:
             f"- targets: ['{web.address}']\n  labels: {{__metrics_path__: /{name}}}\n"
         )
     with dashboard(tmp_path, scrape_file=str(tmp_path / "*.yml")) as client:
-        wait_for(lambda: [t["state"] for t in targets(client).values()] == ["up", "up"])
+        eventually(lambda: [t["state"] for t in targets(client).values()] == ["up", "up"])
         assert set(targets(client)) == {"a", "b"}
 
 

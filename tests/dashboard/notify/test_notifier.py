@@ -10,7 +10,8 @@ import httpx
 import msgspec
 import pytest
 from noticing import incident
-from receiver import Receiver, eventually
+from receiver import Receiver
+from waiting import eventually
 
 from kvlens.dashboard.model.actions import Handling, Note
 from kvlens.dashboard.notify.notifier import Notifier, events

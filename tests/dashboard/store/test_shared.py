@@ -11,7 +11,8 @@ import exports
 import factory
 import httpx
 import pytest
-from receiver import Receiver, eventually, receiving
+from receiver import Receiver, receiving
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import load_settings
