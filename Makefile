@@ -32,7 +32,8 @@ test: setup engines lint
 	$(VENV)/python -m pytest $(ARGS) || failed=1; \
 	exit $$failed
 
-# mypy does not follow an editable install's import hook: show it the packages under their names.
+# mypy and import-linter do not follow an editable install's import hook: show them the packages
+# under their names.
 lint: environments
 	@$(VENV)/ruff check
 	@$(VENV)/ruff format --check
@@ -41,6 +42,7 @@ lint: environments
 		ln -sfn ../../../$$package $(TYPES)/kvlens/$$package; \
 	done
 	@MYPYPATH=$(TYPES) $(VENV)/mypy
+	@PYTHONPATH=$(TYPES) $(VENV)/lint-imports --no-cache
 
 # Every page of the dashboard, both themes and widths, to docs/screenshots.
 screenshots: setup

@@ -107,21 +107,37 @@ def rows(results: dict[str, dict[str, Any]]) -> list[list[str]]:
             continue
         found.append(
             [
-                case.kind, case.dtype, "EAGLE" if case.eagle else "none", case.version,
-                case.lookup, f"{row['conversations']:,} ({row['reloaded_conversations']:,})",
+                case.kind,
+                case.dtype,
+                "EAGLE" if case.eagle else "none",
+                case.version,
+                case.lookup,
+                f"{row['conversations']:,} ({row['reloaded_conversations']:,})",
                 f"{row['reloaded_answers']:,} of {row['answers']:,}",
-                f"{row['served_tokens']:,}", f"{row['rounded_answers']:,}",
-                f"{row['unstable_answers']:,}", f"{len(row['mismatches']):,}", row["status"],
+                f"{row['served_tokens']:,}",
+                f"{row['rounded_answers']:,}",
+                f"{row['unstable_answers']:,}",
+                f"{len(row['mismatches']):,}",
+                row["status"],
             ]
-        )  # fmt: skip
+        )
     return found
 
 
 HEAD = [
-    "layers", "precision", "speculation", "vLLM", "lookup", "conversations (with reloads)",
-    "answers that used reloaded KV", "tokens reloaded", "rounded", "left out", "mismatches",
+    "layers",
+    "precision",
+    "speculation",
+    "vLLM",
+    "lookup",
+    "conversations (with reloads)",
+    "answers that used reloaded KV",
+    "tokens reloaded",
+    "rounded",
+    "left out",
+    "mismatches",
     "result",
-]  # fmt: skip
+]
 
 
 def main() -> int:

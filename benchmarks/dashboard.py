@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests" / "dashboard")]
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("dashboard", "helpers")]
 
 import dashboard_ingest as ingest
 import dashboard_peer as peer

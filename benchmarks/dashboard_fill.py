@@ -19,7 +19,7 @@ import factory
 import msgspec
 
 from kvlens.dashboard.model.batch import Batch
-from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.incident import Incident, RequestScope
 from kvlens.dashboard.store import schema
 from kvlens.dashboard.store.codec import pack
 from kvlens.dashboard.store.rollup import EVER, LEVELS, Counters, add, counters, of_fleet
@@ -86,11 +86,13 @@ def _kinds(info: EngineInfo) -> list[tuple[RequestRecord, bytes]]:
     lost = [factory.lost_record(3, info, chunks=chunks) for chunks in _LENGTHS]
     partial = [
         msgspec.structs.replace(
-            record, verdict="partial", served_tokens=record.servable_tokens // 2,
+            record,
+            verdict="partial",
+            served_tokens=record.servable_tokens // 2,
             lost_tokens=record.servable_tokens // 2,
         )
         for record in lost
-    ]  # fmt: skip
+    ]
     return [(record, pack(encode(record))) for record in (*served, *cold, *partial, *lost)]
 
 
@@ -125,9 +127,20 @@ def _insert(
         ident = f"chatcmpl-{draw.getrandbits(128):032x}"
         anomalous = int(record.verdict not in QUIET_VERDICTS)
         rows.append(
-            (seq, numbers[engine], f"{ident}-0", ident, finish, record.verdict, record.cause,
-             anomalous, record.lost_tokens, record.expected_tokens, record.served_tokens)
-        )  # fmt: skip
+            (
+                seq,
+                numbers[engine],
+                f"{ident}-0",
+                ident,
+                finish,
+                record.verdict,
+                record.cause,
+                anomalous,
+                record.lost_tokens,
+                record.expected_tokens,
+                record.served_tokens,
+            )
+        )
         bodies.append((seq, body))
         seen[engine, int(finish // 60), kind] += 1
         if len(rows) == 100_000:
@@ -183,12 +196,28 @@ def _incident(number: int, info: EngineInfo, now: float) -> Incident:
     is_open = number < 6
     since = now - DAY * (number + 1) / INCIDENTS
     return Incident(
-        id=f"zero_hit-{number:012x}", kind="zero_hit", severity="critical",
-        state="open" if is_open else "closed", engine_id=info.engine_id,
-        incarnation_id=info.incarnation_id, model=info.model, opened_at=since + 1,
-        updated_at=since + 3600, closed_at=None if is_open else since + 3600,
-        close_reason=None if is_open else "recovered", verdict="lost", cause="drafter_fallback",
-        confidence="certain", summary="Requests were served nothing", evidence={}, next_step="",
-        groups=[1], example_requests=[], lost_tokens=4096 * 50, requests=50,
-        scope=Scope(since=since, until=since + 3600, min_expected_tokens=512, max_served_tokens=0),
-    )  # fmt: skip
+        id=f"zero_hit-{number:012x}",
+        kind="zero_hit",
+        severity="critical",
+        state="open" if is_open else "closed",
+        engine_id=info.engine_id,
+        incarnation_id=info.incarnation_id,
+        model=info.model,
+        opened_at=since + 1,
+        updated_at=since + 3600,
+        closed_at=None if is_open else since + 3600,
+        close_reason=None if is_open else "recovered",
+        verdict="lost",
+        cause="drafter_fallback",
+        confidence="certain",
+        summary="Requests were served nothing",
+        evidence={},
+        next_step="",
+        groups=[1],
+        example_requests=[],
+        lost_tokens=4096 * 50,
+        requests=50,
+        scope=RequestScope(
+            since=since, until=since + 3600, min_expected_tokens=512, max_served_tokens=0
+        ),
+    )

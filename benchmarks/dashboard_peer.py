@@ -52,15 +52,19 @@ def measure(python: Path, exports: Exports, finds: int) -> Peer:
     """Start it on an empty folder, send everything, look requests up by their id."""
     version = subprocess.run(
         [str(python), "-c", "import importlib.metadata as m; print(m.version('arize-phoenix'))"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         http, grpc = _free_port(), _free_port()
         env = {
-            "PHOENIX_WORKING_DIR": folder, "PHOENIX_HOST": "127.0.0.1",
-            "PHOENIX_PORT": str(http), "PHOENIX_GRPC_PORT": str(grpc),
+            "PHOENIX_WORKING_DIR": folder,
+            "PHOENIX_HOST": "127.0.0.1",
+            "PHOENIX_PORT": str(http),
+            "PHOENIX_GRPC_PORT": str(grpc),
             "PHOENIX_TELEMETRY_ENABLED": "false",
-        }  # fmt: skip
+        }
         command = [str(python.parent / "phoenix"), "serve"]
         with started(command, f"http://127.0.0.1:{http}", "/healthz", env) as server:
             idle = server.memory_mib()

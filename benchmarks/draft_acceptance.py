@@ -24,10 +24,10 @@ from run import table
 
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
-from kvlens.dashboard.demo.traffic import Client, Plan
+from kvlens.dashboard.demo.traffic import Traffic, TrafficClient
 
 BEGIN, END = "<!-- acceptance: begin -->", "<!-- acceptance: end -->"
-PLAN = Plan(documents=16, rounds=3, prompt_tokens=1100, output_tokens=48, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=16, rounds=3, prompt_tokens=1100, output_tokens=48, vocab=model.TINY.vocab)
 CHUNK_TOKENS, GPU_BLOCKS, MAX_MODEL_LEN = 512, 64, 2048
 DRAFTED = "vllm:spec_decode_num_draft_tokens_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
@@ -85,7 +85,7 @@ def run(case: Case, folder: Path) -> dict[str, Any]:
     engine.write_model(sys.executable, folder / case.size, case.size)
     with Supervisor() as supervisor:
         server = engine.start(supervisor, options, folder / f"{case.name}.log")
-        client = Client(server.url, engine.MODEL_NAME)
+        client = TrafficClient(server.url, engine.MODEL_NAME)
         marks, texts = [counters(server.url)], []
         for answer in client.play(PLAN, case.name):
             texts.append(answer.text)
@@ -111,18 +111,28 @@ def share(part: dict[str, int]) -> str:
 def rows(results: dict[str, dict[str, Any]]) -> list[list[str]]:
     return [
         [
-            case.layers, case.version, case.lookup, f"{row['reloaded_tokens']:,}",
-            share(row["cold"]), share(row["repeated"]), "yes" if row["same_outputs"] else "**no**",
+            case.layers,
+            case.version,
+            case.lookup,
+            f"{row['reloaded_tokens']:,}",
+            share(row["cold"]),
+            share(row["repeated"]),
+            "yes" if row["same_outputs"] else "**no**",
         ]
         for name, case in BY_NAME.items()
         if (row := results.get(name)) is not None
-    ]  # fmt: skip
+    ]
 
 
 HEAD = [
-    "layers of the target", "vLLM", "lookup", "tokens reloaded", "accepted, cold prompts",
-    "accepted, repeated prompts", "outputs repeat",
-]  # fmt: skip
+    "layers of the target",
+    "vLLM",
+    "lookup",
+    "tokens reloaded",
+    "accepted, cold prompts",
+    "accepted, repeated prompts",
+    "outputs repeat",
+]
 
 
 def main() -> int:

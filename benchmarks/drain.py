@@ -36,16 +36,24 @@ def engine(capacity: int) -> EngineInfo:
     """Three groups with equal chunks."""
     groups = [
         GroupLayout(
-            kv_group=index, group_kind=kind, tokens_per_block=CHUNK, tokens_per_chunk=CHUNK,
+            kv_group=index,
+            group_kind=kind,
+            tokens_per_block=CHUNK,
+            tokens_per_chunk=CHUNK,
             window=128 if kind == "sliding_window" else None,
         )
         for index, kind in enumerate(KINDS)
-    ]  # fmt: skip
+    ]
     return EngineInfo(
-        engine_id="bench", incarnation_id="bench", model="bench", started_at=0.0,
-        kvlens_version="bench", vllm_version="bench", capacity_chunks=capacity,
+        engine_id="bench",
+        incarnation_id="bench",
+        model="bench",
+        started_at=0.0,
+        kvlens_version="bench",
+        vllm_version="bench",
+        capacity_chunks=capacity,
         layout=Layout(groups=groups, tokens_per_hash=CHUNK),
-    )  # fmt: skip
+    )
 
 
 def keys_of(prompt: int) -> list[list[bytes]]:

@@ -99,15 +99,21 @@ def report(result: dict[str, object]) -> bool:
     wrong = {k: n for k, n in counts.items() if k.startswith(("exact ", "corrected "))}
     settled = counts["settled"]
     print(f"vLLM {result['version']}: {counts['examples']} examples")
-    print(f"  exact      {counts['exact mismatch']} mismatches with the oracle, "
-          f"{counts['exact unsafe']} unsafe, {counts['exact asked twice']} keys asked twice, "
-          f"{counts['exact load']} loads of what was not found")  # fmt: skip
-    print(f"  corrected  {counts['corrected above the oracle']} above the oracle, "
-          f"{counts['corrected unsafe']} unsafe, "
-          f"{counts['corrected load']} loads of what was not found")  # fmt: skip
+    print(
+        f"  exact      {counts['exact mismatch']} mismatches with the oracle, "
+        f"{counts['exact unsafe']} unsafe, {counts['exact asked twice']} keys asked twice, "
+        f"{counts['exact load']} loads of what was not found"
+    )
+    print(
+        f"  corrected  {counts['corrected above the oracle']} above the oracle, "
+        f"{counts['corrected unsafe']} unsafe, "
+        f"{counts['corrected load']} loads of what was not found"
+    )
     kinds = ", ".join(f"{counts[f'stock {kind}']} {text}" for kind, text in STOCK_KINDS.items())
-    print(f"  stock      of {settled} without deferrals, {counts['servable']} of them servable: "
-          f"{kinds}; {counts['stock ends the engine']} would end the engine")  # fmt: skip
+    print(
+        f"  stock      of {settled} without deferrals, {counts['servable']} of them servable: "
+        f"{kinds}; {counts['stock ends the engine']} would end the engine"
+    )
     for text in result["shown"]:  # type: ignore[attr-defined]
         print(f"  WRONG {text}")
     for kind, number in wrong.items():

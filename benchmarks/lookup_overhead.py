@@ -150,10 +150,15 @@ def engine_info(scheduler: Any, depth: str = "groups") -> EngineInfo:
     """An engine with this scheduler's layout."""
     return EngineInfo(
         depth=depth,
-        engine_id="bench", incarnation_id="bench", model="bench", started_at=0.0,
-        kvlens_version="bench", vllm_version="bench",
-        layout=layout.describe(scheduler, scheduler.kv_cache_config, None), capacity_chunks=100_000,
-    )  # fmt: skip
+        engine_id="bench",
+        incarnation_id="bench",
+        model="bench",
+        started_at=0.0,
+        kvlens_version="bench",
+        vllm_version="bench",
+        layout=layout.describe(scheduler, scheduler.kv_cache_config, None),
+        capacity_chunks=100_000,
+    )
 
 
 def measure(groups: list[scheduling.Group], chunks: int) -> dict[str, Any]:

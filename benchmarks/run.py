@@ -38,14 +38,28 @@ def lookup_table(rows: list[dict[str, Any]]) -> str:
         holds = max(added["on"], added["on, all spans"]) <= most and added["off"] <= row["off_us"]
         cells.append(
             [
-                row["layout"], f"{row['chunks']:,}", f"{row['stock_us']:,.1f}",
-                f"{added['off']:+.2f}", f"{added['on']:+.2f}", f"{added['on, all spans']:+.2f}",
+                row["layout"],
+                f"{row['chunks']:,}",
+                f"{row['stock_us']:,.1f}",
+                f"{added['off']:+.2f}",
+                f"{added['on']:+.2f}",
+                f"{added['on, all spans']:+.2f}",
                 f"{1 + added['on, all spans'] / row['stock_us']:.2f}",
-                f"{row['off_us']:.1f} / {most:.1f}", verdict(holds),
+                f"{row['off_us']:.1f} / {most:.1f}",
+                verdict(holds),
             ]
-        )  # fmt: skip
-    head = ["layout", "chunks", "stock, µs", "off", "on", "on, all spans",
-            "all spans / stock", "may add (off / on)", "budget"]  # fmt: skip
+        )
+    head = [
+        "layout",
+        "chunks",
+        "stock, µs",
+        "off",
+        "on",
+        "on, all spans",
+        "all spans / stock",
+        "may add (off / on)",
+        "budget",
+    ]
     return "Added to one lookup on the scheduler thread, µs:\n\n" + table(head, cells)
 
 
@@ -55,37 +69,51 @@ def drain_table(found: dict[str, Any]) -> str:
         ["facts through the drain thread", f"{drain['facts_per_second']:,.0f} per second", ""],
         [
             "CPU time of the drain thread per request of 4,097 tokens in three groups",
-            f"{drain['cpu_us_per_request']:,.0f} µs", "",
+            f"{drain['cpu_us_per_request']:,.0f} µs",
+            "",
         ],
         [
             f"memory at {memory['resident_chunks']:,} resident chunks",
-            f"{memory['megabytes']:.0f} MB", verdict(memory["megabytes"] <= MOST_MEGABYTES),
+            f"{memory['megabytes']:.0f} MB",
+            verdict(memory["megabytes"] <= MOST_MEGABYTES),
         ],
         *(
             [
                 f"GIL at {row['requests_per_second']:g} such requests per second",
                 f"{row['share']:.1%} of one core; units of 20 µs of the scheduler: p99 "
-                f"{row['p99_us_alone']:.0f} µs alone, {row['p99_us_beside']:.0f} µs beside it", "",
+                f"{row['p99_us_alone']:.0f} µs alone, {row['p99_us_beside']:.0f} µs beside it",
+                "",
             ]
             for row in found["gil"]
         ),
-    ]  # fmt: skip
+    ]
     return table(["what", "measured", "budget"], cells)
 
 
 def throughput_table(rows: list[dict[str, Any]]) -> str:
     cells = [
         [
-            row["model"], str(row["at_a_time"]), f"{row['stock_tokens_per_second']:,.0f}",
+            row["model"],
+            str(row["at_a_time"]),
+            f"{row['stock_tokens_per_second']:,.0f}",
             f"{row['ratio']:.3f} ({row['quartiles'][0]:.2f} to {row['quartiles'][1]:.2f})",
             f"{row['control_ratio']:.3f}",
-            f"{row['cpu_ratio']:.3f}", f"{row['control_cpu_ratio']:.3f}", throughput_verdict(row),
+            f"{row['cpu_ratio']:.3f}",
+            f"{row['control_cpu_ratio']:.3f}",
+            throughput_verdict(row),
         ]
         for row in rows
-    ]  # fmt: skip
-    head = ["model", "at a time", "stock, tokens/s", "kvlens / stock (quartiles)",
-            "stock / stock", "CPU time, kvlens / stock", "stock / stock",
-            "budget 0.99"]  # fmt: skip
+    ]
+    head = [
+        "model",
+        "at a time",
+        "stock, tokens/s",
+        "kvlens / stock (quartiles)",
+        "stock / stock",
+        "CPU time, kvlens / stock",
+        "stock / stock",
+        "budget 0.99",
+    ]
     return "Throughput of real servers, prompt and output tokens:\n\n" + table(head, cells)
 
 

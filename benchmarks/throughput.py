@@ -45,12 +45,16 @@ ARMS = {
 kvlens is compared with the mean of both."""
 
 
-def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> engine.Engine:
+def start(supervisor: Supervisor, arm: str, size: str, folder: Path) -> engine.EngineProcess:
     """Start one server."""
     options = engine.EngineOptions(
-        python=sys.executable, model=folder / size, engine_id=f"{arm}-{size}",
-        connector=ARMS[arm], arguments=("--max-num-seqs", "16"), **SIZES[size],
-    )  # fmt: skip
+        python=sys.executable,
+        model=folder / size,
+        engine_id=f"{arm}-{size}",
+        connector=ARMS[arm],
+        arguments=("--max-num-seqs", "16"),
+        **SIZES[size],
+    )
     return engine.start(supervisor, options, folder / f"{arm}-{size}.log")
 
 
@@ -85,10 +89,13 @@ def turn(client: httpx.Client, url: str, batch: list[list[int]], at_a_time: int)
         client.post(
             f"{url}/v1/completions",
             json={
-                "model": engine.MODEL_NAME, "prompt": prompt, "max_tokens": OUTPUT,
-                "temperature": 0, "ignore_eos": True,
+                "model": engine.MODEL_NAME,
+                "prompt": prompt,
+                "max_tokens": OUTPUT,
+                "temperature": 0,
+                "ignore_eos": True,
             },
-        ).raise_for_status()  # fmt: skip
+        ).raise_for_status()
 
     started = time.monotonic()
     with ThreadPoolExecutor(at_a_time) as pool:
@@ -96,7 +103,7 @@ def turn(client: httpx.Client, url: str, batch: list[list[int]], at_a_time: int)
     return len(batch) * (PROMPT + OUTPUT) / (time.monotonic() - started)
 
 
-def measure(size: str, servers: dict[str, engine.Engine], at_a_time: int) -> dict[str, Any]:
+def measure(size: str, servers: dict[str, engine.EngineProcess], at_a_time: int) -> dict[str, Any]:
     """Medians of both arms, and the median ratio of neighbouring turns."""
     rates: dict[str, list[float]] = {arm: [] for arm in servers}
     cpu: dict[str, list[float]] = {arm: [] for arm in servers}

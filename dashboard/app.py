@@ -22,7 +22,7 @@ from kvlens.dashboard.api.shapes import JSON
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.detect.scraped import Scraped
-from kvlens.dashboard.ingest.follower import Follower, Quiet, SharedStore
+from kvlens.dashboard.ingest.follower import Follower, FollowerAudience, SharedStore
 from kvlens.dashboard.ingest.scraper import Scraper
 from kvlens.dashboard.ingest.writer import Writer
 from kvlens.dashboard.notify.notifier import Notifier
@@ -31,7 +31,7 @@ from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.sizing import routes as sizing
 from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.store.clickhouse import ClickHouseStore
-from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.retention import RetentionLimits
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.dashboard.web import runbooks
 from kvlens.dashboard.web.routes import router as web
@@ -41,7 +41,7 @@ from kvlens.telemetry import __version__
 
 def open_store(settings: Settings) -> Store:
     """Open the store that ``settings`` name; raises ``StoreError``."""
-    limits = Limits(
+    limits = RetentionLimits(
         settings.retention_seconds,
         settings.retention_rollup_seconds,
         settings.retention_max_bytes,
@@ -89,11 +89,15 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
             notifier = Notifier(settings, store.handling, metrics)
             hub = Hub(metrics, settings.stream_queue, store.handling, [notifier.incident])
             detector = _detector(settings, store, hub, notifier, metrics)
-            audience = Quiet(hub, hub.show) if isinstance(detector, Follower) else hub
+            audience = FollowerAudience(hub, hub.show) if isinstance(detector, Follower) else hub
             writer = Writer(
-                store, detector, audience, metrics, settings.queue_batches,
+                store,
+                detector,
+                audience,
+                metrics,
+                settings.queue_batches,
                 settings.engine_gone_seconds,
-            )  # fmt: skip
+            )
             hub.bind(store.incidents("open"))
             app.state.store = store
             app.state.services = Services(settings, store, writer, hub, metrics)
@@ -122,9 +126,17 @@ def create_app(settings: Settings, make_store: Callable[[Settings], Store] = ope
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _absent)
     for router in (
-        ingest.router, stream.router, actions.router, sizing.router, routes.router, export.router,
-        scrape.router, health.router, web, runbooks.router,
-    ):  # fmt: skip
+        ingest.router,
+        stream.router,
+        actions.router,
+        sizing.router,
+        routes.router,
+        export.router,
+        scrape.router,
+        health.router,
+        web,
+        runbooks.router,
+    ):
         app.include_router(router)
     return app
 

@@ -219,7 +219,7 @@ class Settings(NotifySettings, Thresholds):
         return merged
 
     @property
-    def clickhouse(self) -> clickhouse_target.Target | None:
+    def clickhouse(self) -> clickhouse_target.ClickHouseTarget | None:
         """The ClickHouse to use; None for a SQLite file."""
         if not self.store.startswith(f"{clickhouse_target.SCHEME}://"):
             return None

@@ -94,10 +94,12 @@ def fetch(requirement: str, folder: Path) -> Path:
     """Download one wheel, checked if ``requirement`` carries a hash."""
     line = folder / "requirement.txt"
     line.write_text(requirement + "\n")
-    call([
-        *(python_of(NEWEST), "-m", "pip", "download", "-qq", "--no-input", "--no-deps"),
-        *("--disable-pip-version-check", "--only-binary", ":all:", "-d", folder, "-r", line),
-    ])  # fmt: skip
+    call(
+        [
+            *(python_of(NEWEST), "-m", "pip", "download", "-qq", "--no-input", "--no-deps"),
+            *("--disable-pip-version-check", "--only-binary", ":all:", "-d", folder, "-r", line),
+        ]
+    )
     return next(folder.glob("*.whl"))
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from playwright.sync_api import Browser
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "dashboard"))
+sys.path[:0] = [str(ROOT / "tests" / name) for name in ("dashboard", "helpers")]
 
 from chromium import Complaints, executable, launched  # noqa: E402
 from fleet import fleet, open_incident, send  # noqa: E402

@@ -17,10 +17,13 @@ DOCUMENTS = sorted(
     ROOT / name
     for name in subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "*.md"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split("\0")
     if name and (ROOT / name).is_file()
-)  # fmt: skip
+)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```", re.M | re.S)
 SHELL = {"", "sh", "bash", "console"}

@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import tomllib
 
+ROOT = Path(__file__).resolve().parent.parent
 WEB = {"fastapi", "httpx", "jinja2", "pydantic", "rich", "sse_starlette", "starlette", "uvicorn"}
 ENGINE = {"numpy", "torch", "vllm"}
 IMPORT_ALL = """
@@ -81,3 +83,15 @@ def imported_names(file: Path) -> set[str]:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
+
+
+def test_every_package_is_in_the_wheel() -> None:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        listed = set(tomllib.load(file)["tool"]["setuptools"]["packages"])
+    found = {
+        "kvlens." + ".".join(init.parent.relative_to(ROOT).parts)
+        for package in ("connector", "telemetry", "dashboard")
+        for init in (ROOT / package).rglob("__init__.py")
+    }
+    elsewhere = {f"kvlens.dashboard.shipped.{name}" for name in ("rules", "boards", "runbooks")}
+    assert listed == found | elsewhere

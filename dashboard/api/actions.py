@@ -11,7 +11,7 @@ from fastapi import APIRouter, Body, HTTPException, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
-from kvlens.dashboard.api.params import AuditPage
+from kvlens.dashboard.api.params import AuditParams
 from kvlens.dashboard.api.security import user_name
 from kvlens.dashboard.api.shapes import JSON, errors
 from kvlens.dashboard.ingest.writer import Busy
@@ -89,7 +89,7 @@ def annotate(ident: str, request: Request, services: ServicesDep, body: Annotate
 
 
 @router.get("/audit", summary="Who did what about which incident, newest first")
-def audit(params: Annotated[AuditPage, Query()], services: ServicesDep) -> JSON:
+def audit(params: Annotated[AuditParams, Query()], services: ServicesDep) -> JSON:
     """One page; ``next_before`` is null on the last."""
     found = services.store.actions(params.before, params.limit)
     full = len(found) == params.limit

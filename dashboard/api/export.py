@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from kvlens.dashboard.api.deps import ServicesDep
-from kvlens.dashboard.api.params import MAX_LIMIT, RequestFilter
+from kvlens.dashboard.api.params import MAX_LIMIT, RequestParams
 from kvlens.dashboard.api.shapes import errors
 from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store.base import Store, TooSlowError
@@ -22,17 +22,40 @@ from kvlens.telemetry.records import RequestRecord
 
 router = APIRouter(prefix="/api/v1", tags=["read"])
 COLUMNS: Final = (
-    "finish_time", "request_id", "internal_request_id", "engine_id", "incarnation_id", "model",
-    "verdict", "cause", "confidence", "vetoing_group", "prompt_tokens", "local_tokens",
-    "served_tokens", "servable_tokens", "expected_tokens", "lost_tokens", "lost_at_lookup",
-    "lost_at_store", "computed_tokens", "evicted_tokens", "lost_gpu_seconds", "deferral_seconds",
-    "output_tokens", "finish_reason", "preemptions", "sampling_probability", "trace_id", "summary",
-)  # fmt: skip
+    "finish_time",
+    "request_id",
+    "internal_request_id",
+    "engine_id",
+    "incarnation_id",
+    "model",
+    "verdict",
+    "cause",
+    "confidence",
+    "vetoing_group",
+    "prompt_tokens",
+    "local_tokens",
+    "served_tokens",
+    "servable_tokens",
+    "expected_tokens",
+    "lost_tokens",
+    "lost_at_lookup",
+    "lost_at_store",
+    "computed_tokens",
+    "evicted_tokens",
+    "lost_gpu_seconds",
+    "deferral_seconds",
+    "output_tokens",
+    "finish_reason",
+    "preemptions",
+    "sampling_probability",
+    "trace_id",
+    "summary",
+)
 """Of CSV, in this order; times are Unix seconds."""
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-class Export(RequestFilter):
+class Export(RequestParams):
     """Filters of requests, and the form."""
 
     format: Literal["jsonl", "csv"] = Field(

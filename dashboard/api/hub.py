@@ -32,7 +32,7 @@ class Event(NamedTuple):
     data: str
 
 
-class Client:
+class StreamClient:
     """What one stream client has still to be sent; used on the event loop only."""
 
     def __init__(self, limit: int) -> None:
@@ -86,7 +86,7 @@ class Hub:
         self._limit = limit
         self._handling = handling
         self._listeners = listeners
-        self._clients: set[Client] = set()
+        self._clients: set[StreamClient] = set()
         self._open: set[str] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         metrics.stream_clients.set_function(lambda: len(self._clients))
@@ -103,15 +103,15 @@ class Hub:
         for client in self._clients:
             client.close()
 
-    def join(self) -> Client:
+    def join(self) -> StreamClient:
         """Add a client; call on the event loop."""
-        client = Client(self._limit)
+        client = StreamClient(self._limit)
         self._clients.add(client)
         if self._loop is None:
             client.close()
         return client
 
-    def leave(self, client: Client) -> None:
+    def leave(self, client: StreamClient) -> None:
         """Forget a client."""
         self._clients.discard(client)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from fastapi import HTTPException
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from kvlens.dashboard.model.incident import Scope
+from kvlens.dashboard.model.incident import RequestScope
 from kvlens.dashboard.model.query import RequestQuery, Sort
 from kvlens.dashboard.store.base import Store
 from kvlens.telemetry.semconv import Cause, Verdict
@@ -41,7 +41,7 @@ class _Params(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class RequestFilter(_Params):
+class RequestParams(_Params):
     """Filters of requests; all given ones must hold."""
 
     since: Time | None = Field(None, description="Finished at or after: Unix seconds or RFC 3339")
@@ -60,7 +60,7 @@ class RequestFilter(_Params):
     def query(self, store: Store, limit: int, cursor: str | None) -> RequestQuery:
         """Return the store's form; 404 if the incident does not exist."""
         bounds = _Bounds(self.since, self.until)
-        engine, scope = self.engine, Scope(since=0, until=0)
+        engine, scope = self.engine, RequestScope(since=0, until=0)
         if self.incident is not None:
             incident = store.incident(self.incident)
             if incident is None:
@@ -85,7 +85,7 @@ class RequestFilter(_Params):
             cursor=cursor,
         )
 
-    def _verdicts(self, scope: Scope) -> tuple[str, ...]:
+    def _verdicts(self, scope: RequestScope) -> tuple[str, ...]:
         """The wanted ones among the incident's; 422 where there can be none."""
         wanted = tuple(str(verdict) for verdict in self.verdict)
         both = tuple(verdict for verdict in wanted if verdict in scope.verdicts)
@@ -93,14 +93,14 @@ class RequestFilter(_Params):
             raise HTTPException(422, f"verdict: the incident is about {', '.join(scope.verdicts)}")
         return both or wanted or scope.verdicts
 
-    def _cause(self, scope: Scope) -> str | None:
+    def _cause(self, scope: RequestScope) -> str | None:
         wanted = None if self.cause is None else str(self.cause)
         if wanted and scope.cause and wanted != scope.cause:
             raise HTTPException(422, f"cause: the incident is about {scope.cause}")
         return wanted or scope.cause
 
 
-class RequestPage(RequestFilter):
+class RequestPageParams(RequestParams):
     """Filters and the page."""
 
     limit: int = Field(100, ge=1, le=MAX_LIMIT, description="Requests per page")
@@ -109,7 +109,7 @@ class RequestPage(RequestFilter):
     )
 
 
-class IncidentFilter(_Params):
+class IncidentParams(_Params):
     """Filters of incidents."""
 
     state: Literal["open", "closed"] | None = Field(None, description="Only open or closed ones")
@@ -122,14 +122,14 @@ class IncidentFilter(_Params):
     )
 
 
-class AuditPage(_Params):
+class AuditParams(_Params):
     """A page of the audit log."""
 
     before: Time | None = Field(None, description="Earlier than this: next_before of the page")
     limit: int = Field(200, ge=1, le=MAX_LIMIT, description="Entries per page")
 
 
-class SeriesRange(_Params):
+class SeriesParams(_Params):
     """What a chart shows."""
 
     since: Time | None = Field(None, description="Start, default 24 h before until")

@@ -9,13 +9,13 @@ from fastapi import APIRouter, HTTPException, Query
 
 from kvlens.dashboard.api.deps import ServicesDep
 from kvlens.dashboard.api.params import (
-    IncidentFilter,
-    RequestPage,
-    SeriesRange,
+    IncidentParams,
+    RequestPageParams,
+    SeriesParams,
 )
 from kvlens.dashboard.api.shapes import JSON, errors
 from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident
-from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.query import FoundRequests, RequestQuery
 from kvlens.dashboard.store.base import Store, TooSlowError
 from kvlens.dashboard.view.as_json import engine_json, incidents_json, point_json
 
@@ -42,7 +42,7 @@ def engine(ident: str, services: ServicesDep) -> JSON:
 
 
 @router.get("/incidents", summary="Incidents, newest first")
-def incidents(params: Annotated[IncidentFilter, Query()], services: ServicesDep) -> JSON:
+def incidents(params: Annotated[IncidentParams, Query()], services: ServicesDep) -> JSON:
     """Return open and closed ones unless ``state`` is given."""
     found = _incidents(services.store, params)
     return JSON({"incidents": incidents_json(found, services.store.handling)})
@@ -58,7 +58,7 @@ def incident(ident: str, services: ServicesDep) -> JSON:
 
 
 @router.get("/requests", summary="Finished requests", responses=errors(404))
-def requests(params: Annotated[RequestPage, Query()], services: ServicesDep) -> JSON:
+def requests(params: Annotated[RequestPageParams, Query()], services: ServicesDep) -> JSON:
     """One page of whole records; ``next_cursor`` is null on the last."""
     query = params.query(services.store, params.limit, params.cursor)
     page = _page(services.store, query)
@@ -81,7 +81,7 @@ def request(ident: str, services: ServicesDep) -> JSON:
 
 
 @router.get("/series", summary="Sums per step for charts")
-def series(params: Annotated[SeriesRange, Query()], services: ServicesDep) -> JSON:
+def series(params: Annotated[SeriesParams, Query()], services: ServicesDep) -> JSON:
     """Steps without a finished request are left out."""
     until = time.time() if params.until is None else params.until
     since = until - _DAY if params.since is None else params.since
@@ -93,7 +93,7 @@ def series(params: Annotated[SeriesRange, Query()], services: ServicesDep) -> JS
     return JSON({"step": params.step, "series": [point_json(point) for point in points]})
 
 
-def _incidents(store: Store, params: IncidentFilter) -> list[Incident]:
+def _incidents(store: Store, params: IncidentParams) -> list[Incident]:
     """Newest first; without a limit no open one is left out, however old."""
     if params.limit is not None:
         return store.incidents(params.state, engine=params.engine, limit=params.limit)
@@ -105,7 +105,7 @@ def _incidents(store: Store, params: IncidentFilter) -> list[Incident]:
     return sorted(found, key=lambda incident: (-incident.opened_at, incident.id))
 
 
-def _page(store: Store, query: RequestQuery) -> Page:
+def _page(store: Store, query: RequestQuery) -> FoundRequests:
     try:
         return store.requests(query)
     except ValueError as error:

@@ -18,7 +18,7 @@ from sse_starlette.sse import EventSourceResponse
 from starlette.concurrency import run_in_threadpool
 
 from kvlens.dashboard.api.deps import Services, ServicesDep
-from kvlens.dashboard.api.hub import INCIDENT, Client, Event
+from kvlens.dashboard.api.hub import INCIDENT, Event, StreamClient
 from kvlens.dashboard.model.incident import OPEN
 from kvlens.dashboard.view.as_json import incidents_json
 
@@ -54,7 +54,7 @@ async def _events(services: Services, since: float | None) -> AsyncIterator[Serv
         services.hub.leave(client)
 
 
-async def _live(client: Client) -> AsyncIterator[Event]:
+async def _live(client: StreamClient) -> AsyncIterator[Event]:
     while True:
         for event in await client.take():
             yield event

@@ -23,14 +23,14 @@ class CanaryError(Exception):
     """The canary cannot run; the message says what to change."""
 
 
-class Counters(NamedTuple):
+class CacheCounters(NamedTuple):
     """Tokens asked of and found in the offload tier, all requests since the server's start."""
 
     queries: int
     hits: int
 
 
-class Client:
+class ServerClient:
     """Talks to one vLLM server."""
 
     def __init__(self, address: str, api_key: str | None = None) -> None:
@@ -114,15 +114,15 @@ class Client:
         ]
         return sum(sizes) or None
 
-    def counters(self) -> Counters | None:
+    def counters(self) -> CacheCounters | None:
         """The counters now; None if the server has none."""
         page = self._page()
         if _QUERIES not in page or _HITS not in page:
             return None
         queries, hits = (int(sum(one.value for one in page[name])) for name in (_QUERIES, _HITS))
-        return Counters(queries, hits)
+        return CacheCounters(queries, hits)
 
-    def counters_after(self, before: Counters) -> Counters | None:
+    def counters_after(self, before: CacheCounters) -> CacheCounters | None:
         """The counters, as soon as they have moved: they may come after the answer."""
         deadline = time.monotonic() + SETTLE_SECONDS
         while True:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvlens.dashboard.canary.client import CanaryError, Client
+from kvlens.dashboard.canary.client import CanaryError, ServerClient
 from kvlens.dashboard.canary.plan import FIRST_TOKEN, Plan
 from kvlens.dashboard.canary.report import CanaryReport
 from kvlens.dashboard.canary.run import run as play
@@ -35,7 +35,7 @@ def examine(options: CanaryOptions, tell: Callable[[str], None]) -> CanaryReport
 
     ``tell`` hears how far it is.
     """
-    client = Client(options.url, os.environ.get(API_KEY))
+    client = ServerClient(options.url, os.environ.get(API_KEY))
     try:
         plan = _plan(options, client.connect())
         return play(client, plan, tell)

@@ -48,11 +48,11 @@ class Plan:
         room = max(room, self.least_prompt) - (turns - 1) * self.output_tokens
         cuts = sorted(rng.sample(range(1, room), turns - 1))
         parts = [end - start for start, end in zip([0, *cuts], [*cuts, room], strict=True)]
-        said = [self._words(rng, part) for part in parts]
+        new_tokens = [self._words(rng, part) for part in parts]
         if number % _SHARED_EVERY == 0:
             shared = self._words(random.Random(f"{self.seed} shared"), self.prompt_tokens // 4)
-            said[0] = (shared + said[0])[: len(said[0])]
-        return Conversation(number, said)
+            new_tokens[0] = (shared + new_tokens[0])[: len(new_tokens[0])]
+        return Conversation(number, new_tokens)
 
     def _words(self, rng: random.Random, count: int) -> list[int]:
         return [rng.randrange(FIRST_TOKEN, self.vocab) for _ in range(count)]
@@ -63,7 +63,7 @@ class Conversation:
     """One conversation as it goes on. Token ids never leave it but for the server."""
 
     number: int
-    said: list[list[int]]
+    turn_tokens: list[list[int]]
     """What the user says in each turn."""
     prompts: list[list[int]] = field(default_factory=list, init=False)
     """What was asked in each turn so far: all that was said and answered before it."""
@@ -71,7 +71,7 @@ class Conversation:
 
     def begin(self, turn: int) -> None:
         """Make the prompt of the next turn."""
-        self.prompts.append(self._history + self.said[turn])
+        self.prompts.append(self._history + self.turn_tokens[turn])
 
     def answered(self, answer: list[int]) -> None:
         """Take the answer into what the next prompt begins with."""

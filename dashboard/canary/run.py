@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from kvlens.dashboard.canary.client import CanaryError, Client
+from kvlens.dashboard.canary.client import CanaryError, ServerClient
 from kvlens.dashboard.canary.plan import Conversation, Plan
 from kvlens.dashboard.canary.report import Asked, CanaryReport, Mismatch
 
@@ -34,7 +34,7 @@ class Answer:
 
 
 def run(
-    client: Client, plan: Plan, progress: Callable[[str], None] = lambda _: None
+    client: ServerClient, plan: Plan, progress: Callable[[str], None] = lambda _: None
 ) -> CanaryReport:
     """Play all conversations of a plan on a server; raises :class:`CanaryError`.
 
@@ -56,7 +56,7 @@ def run(
 
 
 class _Canary:
-    def __init__(self, client: Client, plan: Plan, report: CanaryReport) -> None:
+    def __init__(self, client: ServerClient, plan: Plan, report: CanaryReport) -> None:
         self._client = client
         self._plan = plan
         self._report = report
@@ -65,8 +65,8 @@ class _Canary:
 
     def play(self, batch: Sequence[Conversation]) -> None:
         """All turns of some conversations, in turn."""
-        for turn in range(max(len(one.said) for one in batch)):
-            talking = [one for one in batch if turn < len(one.said)]
+        for turn in range(max(len(one.turn_tokens) for one in batch)):
+            talking = [one for one in batch if turn < len(one.turn_tokens)]
             for one in talking:
                 one.begin(turn)
             if turn:

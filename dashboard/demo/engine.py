@@ -182,21 +182,21 @@ def _speculation(options: EngineOptions) -> tuple[str, str]:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineProcess:
     """A server that answers."""
 
     child: Child
     url: str
 
 
-def start(supervisor: Supervisor, options: EngineOptions, log: Path) -> Engine:
+def start(supervisor: Supervisor, options: EngineOptions, log: Path) -> EngineProcess:
     """Start a server on a free port and wait until it is healthy; raises :class:`DemoError`."""
     port = free_port()
     env = {**_ENVIRONMENT, **options.env}
     child = supervisor.start(f"vLLM ({options.engine_id})", command(options, port), log, env)
     url = f"http://127.0.0.1:{port}"
     child.wait_until(lambda: responds(f"{url}/health"), START_SECONDS)
-    return Engine(child, url)
+    return EngineProcess(child, url)
 
 
 def responds(url: str) -> bool:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.dashboard.demo.model import ModelSize, layer_shapes, random_weights
-from kvlens.dashboard.demo.model import shared_config as shared
+from kvlens.dashboard.demo.layers import ModelSize, layer_shapes, random_weights
+from kvlens.dashboard.demo.layers import shared_config as shared
 
 if TYPE_CHECKING:
-    from kvlens.dashboard.demo.model import Weights
+    from kvlens.dashboard.demo.layers import Weights
 
 LOOK_CLOSER, SAY_LOUDER = 4.0, 4.0
 """Factors of queries and of attention's output: few past words decide, and decide much."""

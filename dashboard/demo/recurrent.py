@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvlens.dashboard.demo.model import LINEAR, ModelSize, layer_shapes, random_weights
-from kvlens.dashboard.demo.model import shared_config as shared
+from kvlens.dashboard.demo.layers import LINEAR, ModelSize, layer_shapes, random_weights
+from kvlens.dashboard.demo.layers import shared_config as shared
 
 if TYPE_CHECKING:
-    from kvlens.dashboard.demo.model import Weights
+    from kvlens.dashboard.demo.layers import Weights
 
 STATE_DIM = 128
 """Keys and values of a state: vLLM's kernels for the CPU know no other."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.table import Table
 
-from kvlens.dashboard.demo.traffic import Answer
+from kvlens.dashboard.demo.traffic import TimedAnswer
 from kvlens.telemetry.semconv import Cause, IncidentKind
 
 
@@ -37,7 +37,7 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Check:
+class DemoCheck:
     """One thing that the demo must show."""
 
     what: str
@@ -49,7 +49,7 @@ def summarise(
     counters: dict[str, int],
     records: Sequence[dict[str, Any]],
     incidents: Sequence[dict[str, Any]],
-    answers: Sequence[Answer],
+    answers: Sequence[TimedAnswer],
     reference: dict[int, str],
     requests: int,
 ) -> Arm:
@@ -71,18 +71,18 @@ def summarise(
     )
 
 
-def cold_texts(answers: Sequence[Answer]) -> dict[int, str]:
+def cold_texts(answers: Sequence[TimedAnswer]) -> dict[int, str]:
     """Text of each document's first answer."""
     return {answer.document: answer.text for answer in answers if answer.round == 0}
 
 
-def _median(answers: Sequence[Answer], *, cold: bool) -> float:
+def _median(answers: Sequence[TimedAnswer], *, cold: bool) -> float:
     return statistics.median(
         answer.first_token_seconds for answer in answers if (answer.round == 0) is cold
     )
 
 
-def checks(stock: Arm, kvlens: Arm) -> list[Check]:
+def checks(stock: Arm, kvlens: Arm) -> list[DemoCheck]:
     """Everything that must hold for exit code 0, in the order of the story."""
     opened = [one for one in stock.incidents if one["state"] == "open"]
     kinds = ", ".join(f"{one['kind']} ({one['cause']})" for one in opened) or "none"
@@ -94,35 +94,37 @@ def checks(stock: Arm, kvlens: Arm) -> list[Check]:
     ]
     return [
         *(_complete(name, arm) for name, arm in (("stock", stock), ("kvlens", kvlens))),
-        Check("stock: KV is stored", stock.stored_bytes > 0, f"{stock.stored_bytes} bytes"),
-        Check("stock: nothing is loaded", stock.loaded_bytes == 0, f"{stock.loaded_bytes} bytes"),
-        Check(
+        DemoCheck("stock: KV is stored", stock.stored_bytes > 0, f"{stock.stored_bytes} bytes"),
+        DemoCheck(
+            "stock: nothing is loaded", stock.loaded_bytes == 0, f"{stock.loaded_bytes} bytes"
+        ),
+        DemoCheck(
             "stock: 0 tokens served though some could be",
             stock.served_tokens == 0 < stock.servable_tokens,
             f"{stock.served_tokens} of {stock.servable_tokens}",
         ),
-        Check(
+        DemoCheck(
             "stock: one open incident, zero_hit by drafter_fallback, naming the drafter groups",
             len(opened) == len(zero_hit) == len(right) == 1,
             kinds,
         ),
-        Check(
+        DemoCheck(
             "kvlens: everything that could be served was",
             0 < kvlens.served_tokens == kvlens.servable_tokens,
             f"{kvlens.served_tokens} of {kvlens.servable_tokens}",
         ),
-        Check("kvlens: KV is loaded", kvlens.loaded_bytes > 0, f"{kvlens.loaded_bytes} bytes"),
-        Check(
+        DemoCheck("kvlens: KV is loaded", kvlens.loaded_bytes > 0, f"{kvlens.loaded_bytes} bytes"),
+        DemoCheck(
             "kvlens: no incident",
             not kvlens.incidents,
             ", ".join(one["kind"] for one in kvlens.incidents) or "none",
         ),
-        Check(
+        DemoCheck(
             "outputs are identical in both arms",
             stock.outputs_identical and kvlens.outputs_identical,
             f"stock {_yes(stock.outputs_identical)}, kvlens {_yes(kvlens.outputs_identical)}",
         ),
-        Check(
+        DemoCheck(
             "kvlens: reloading is faster than recomputing",
             kvlens.reload_seconds < kvlens.recompute_seconds,
             f"{kvlens.reload_seconds:.2f} s against {kvlens.recompute_seconds:.2f} s",
@@ -130,8 +132,8 @@ def checks(stock: Arm, kvlens: Arm) -> list[Check]:
     ]
 
 
-def _complete(name: str, arm: Arm) -> Check:
-    return Check(
+def _complete(name: str, arm: Arm) -> DemoCheck:
+    return DemoCheck(
         f"{name}: the dashboard has the record of every request",
         arm.records == arm.requests,
         f"{arm.records} of {arm.requests}",

@@ -16,12 +16,12 @@ from kvlens.dashboard.demo import engine, model, report
 from kvlens.dashboard.demo.engine import EngineOptions
 from kvlens.dashboard.demo.observe import Dashboard, require_free
 from kvlens.dashboard.demo.process import DemoError, Interrupted, Supervisor
-from kvlens.dashboard.demo.traffic import Answer, Client, Plan
+from kvlens.dashboard.demo.traffic import TimedAnswer, Traffic, TrafficClient
 
 ARMS = {"stock": "stock", "kvlens": "corrected"}
 """Arms in order, and the lookup mode of each."""
 MODEL_SIZE = "demo"
-PLAN = Plan(documents=4, rounds=3, prompt_tokens=3740, output_tokens=8, vocab=model.DEMO.vocab)
+PLAN = Traffic(documents=4, rounds=3, prompt_tokens=3740, output_tokens=8, vocab=model.DEMO.vocab)
 CHUNK_TOKENS = 896
 """Four chunks to a prompt. Of the model's five KV-cache groups four hold full-attention layers;
 where each is taken for a drafter group each gives up a chunk: 4, 3, 2, 1, and nothing is left."""
@@ -117,7 +117,7 @@ class Demo:
         with self._console.status(f"arm {name}: starting vLLM (about half a minute)"):
             server = engine.start(self._supervisor, options, self._folder / f"{name}.log")
         self._say(f"arm {name}: vLLM is up, lookup {lookup}")
-        client = Client(server.url, engine.MODEL_NAME)
+        client = TrafficClient(server.url, engine.MODEL_NAME)
         try:
             answers = self._send(client, name)
             counters = client.counters()
@@ -140,8 +140,8 @@ class Demo:
         reference = reference or report.cold_texts(answers)
         return report.summarise(counters, records, incidents, answers, reference, requests)
 
-    def _send(self, client: Client, name: str) -> list[Answer]:
-        answers: list[Answer] = []
+    def _send(self, client: TrafficClient, name: str) -> list[TimedAnswer]:
+        answers: list[TimedAnswer] = []
         with self._console.status(f"arm {name}: warming up") as status:
             for answer in client.play(PLAN, f"demo-{name}"):
                 answers.append(answer)

@@ -25,7 +25,7 @@ COUNTERS = {
 
 
 @dataclass(frozen=True)
-class Plan:
+class Traffic:
     """Documents asked about in turn: each pushes the ones before it out of the GPU cache."""
 
     documents: int
@@ -46,7 +46,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TimedAnswer:
     """One request's outcome. Round 0 is the cold one."""
 
     round: int
@@ -55,7 +55,7 @@ class Answer:
     text: str
 
 
-class Client:
+class TrafficClient:
     """Talks to one vLLM server."""
 
     def __init__(self, url: str, model: str) -> None:
@@ -94,7 +94,7 @@ class Client:
             raise httpx.RemoteProtocolError(f"request {request_id} was answered without a token")
         return first, text
 
-    def play(self, plan: Plan, prefix: str) -> Iterator[Answer]:
+    def play(self, plan: Traffic, prefix: str) -> Iterator[TimedAnswer]:
         """Send the plan's requests one after another; ids are ``prefix-round-document``."""
         # The first request of a server pays for warming up: not one that is measured.
         other = plan.prompt(plan.documents)[: plan.prompt_tokens // 8]
@@ -103,7 +103,7 @@ class Client:
             for document in range(plan.documents):
                 request_id = f"{prefix}-{turn}-{document}"
                 seconds, text = self.complete(plan.prompt(document), plan.output_tokens, request_id)
-                yield Answer(turn, document, seconds, text)
+                yield TimedAnswer(turn, document, seconds, text)
 
     def counters(self) -> dict[str, int]:
         """Sums of :data:`COUNTERS` over all label sets, 0 where the series is absent."""

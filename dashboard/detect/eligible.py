@@ -18,15 +18,16 @@ _NOTHING_DUE: Final = frozenset(
 """Verdicts that say that nothing was there to be served."""
 _NOT_OURS: Final = frozenset(map(str, (Exit.OTHER_CONNECTOR, Exit.NOT_ADMITTED, Exit.SKIPPED)))
 """Ends of a last lookup after which serving nothing says nothing about the tier."""
-_LOSING: Final = frozenset(map(str, (Verdict.PARTIAL, Verdict.LOST, Verdict.UNSTORED,
-                                     Verdict.STALLED)))  # fmt: skip
+_LOSING: Final = frozenset(
+    map(str, (Verdict.PARTIAL, Verdict.LOST, Verdict.UNSTORED, Verdict.STALLED))
+)
 """Verdicts with which lost tokens are a finding; with others they are a remainder."""
 _ENGINES: Final = 10_000
 _largest: Final[dict[str, tuple[Layout, int]]] = {}
 """Largest chunk of an incarnation's layout."""
 
 
-def least_tokens(engine: EngineInfo, limits: Thresholds) -> int:
+def least_tokens(engine: EngineInfo, thresholds: Thresholds) -> int:
     """Expected tokens from which a request is eligible: below a chunk nothing is served."""
     # Engines come as the same object again and again, and each detector asks for each request.
     layout, largest = _largest.get(engine.incarnation_id, (None, 0))
@@ -35,7 +36,7 @@ def least_tokens(engine: EngineInfo, limits: Thresholds) -> int:
             _largest.clear()
         largest = engine.layout.largest_chunk
         _largest[engine.incarnation_id] = engine.layout, largest
-    return max(largest, limits.eligible_min_tokens)
+    return max(largest, thresholds.eligible_min_tokens)
 
 
 def due(record: RequestRecord, min_tokens: int) -> bool:

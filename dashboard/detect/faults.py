@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kvlens.dashboard.detect.eligible import number
-from kvlens.dashboard.detect.share import Limits, Share, State, Weight
+from kvlens.dashboard.detect.share import RequestWeight, ShareDetector, ShareRule, ShareState
 from kvlens.dashboard.detect.tally import Tally
 from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.model.thresholds import Thresholds
@@ -33,14 +33,14 @@ def waited(record: RequestRecord) -> float:
     return max(lookup.last_time or lookup.time for lookup in deferred) - first
 
 
-class DeferralStall(Share):
+class DeferralStall(ShareDetector):
     """A lookup is deferred again and again; seen while the request still waits."""
 
     kind = IncidentKind.DEFERRAL_STALL
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open: at the first."""
-        return Limits(limits.deferral_stall_window_seconds, 0.0, 1)
+        return ShareRule(thresholds.deferral_stall_window_seconds, 0.0, 1)
 
     def deferred(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """A request that still waits; shorter waits say nothing yet."""
@@ -48,13 +48,13 @@ class DeferralStall(Share):
             return None
         return self.observe(record, engine)
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """One per request that asked the tier."""
         seconds = waited(record)
-        if seconds <= limits.deferral_stall_seconds:
-            return Weight(total=1) if record.lookups else None
+        if seconds <= thresholds.deferral_stall_seconds:
+            return RequestWeight(total=1) if record.lookups else None
         longest = max(state.memory.values(), default=0.0)
         known = state.memory.pop(record.internal_request_id, 0.0)
         state.memory[record.internal_request_id] = max(known, seconds)
@@ -65,11 +65,11 @@ class DeferralStall(Share):
             "deferred_lookups": sum(item.count for item in record.lookups),
         }
         longer = seconds >= longest
-        return Weight(1, 1, 0 if known else 1, facts=facts if longer else {})
+        return RequestWeight(1, 1, 0 if known else 1, facts=facts if longer else {})
 
-    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+    def rank(self, tally: Tally, thresholds: Thresholds) -> Severity:
         """Critical once it is more than a single request."""
-        many = tally.requests >= limits.deferral_stall_requests
+        many = tally.requests >= thresholds.deferral_stall_requests
         return Severity.CRITICAL if many else Severity.WARNING
 
     def summary(self, tally: Tally) -> str:
@@ -80,27 +80,27 @@ class DeferralStall(Share):
             f"answer of the tier, up to {tally.facts['longest_seconds']:,.0f} s{why}"
         )
 
-    def scope(self, state: State) -> dict[str, Any]:
+    def scope(self, state: ShareState) -> dict[str, Any]:
         """Filter for the affected requests."""
         return {"verdicts": (str(Verdict.STALLED),)}
 
 
-class StoreFailures(Share):
+class StoreFailures(ShareDetector):
     """The tier refuses stores, or they fail; a warning while it still serves."""
 
     kind = IncidentKind.STORE_FAILURES
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open."""
-        return Limits(
-            limits.store_failures_window_seconds,
-            limits.store_failures_share,
-            limits.store_failures_count,
+        return ShareRule(
+            thresholds.store_failures_window_seconds,
+            thresholds.store_failures_share,
+            thresholds.store_failures_count,
         )
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """Store decisions, and those of them that came to nothing."""
         if not record.stores and not record.served_tokens:
             return None
@@ -110,7 +110,7 @@ class StoreFailures(Share):
         )
         failed = sum(store.failed for store in record.stores)
         missed = record.cause in _NOT_STORED and not record.served_tokens
-        return Weight(
+        return RequestWeight(
             total=len(record.stores),
             bad=refused + failed,
             hits=refused + failed,
@@ -125,10 +125,10 @@ class StoreFailures(Share):
             },
         )
 
-    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+    def rank(self, tally: Tally, thresholds: Thresholds) -> Severity:
         """Critical only if nothing is served any more, and something was lost by it."""
         useless = not tally.numbers["served_tokens"]
-        lost = tally.numbers["requests_lost"] >= limits.zero_hit_requests
+        lost = tally.numbers["requests_lost"] >= thresholds.zero_hit_requests
         return Severity.CRITICAL if useless and lost else Severity.WARNING
 
     def summary(self, tally: Tally) -> str:
@@ -151,22 +151,22 @@ class StoreFailures(Share):
         )
 
 
-class LoadFailures(Share):
+class LoadFailures(ShareDetector):
     """What was found cannot be loaded: requests end, or compute what they were promised."""
 
     kind = IncidentKind.LOAD_FAILURES
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open: once it repeats."""
-        return Limits(
-            limits.load_failures_window_seconds,
-            limits.load_failures_share,
-            limits.load_failures_count,
+        return ShareRule(
+            thresholds.load_failures_window_seconds,
+            thresholds.load_failures_share,
+            thresholds.load_failures_count,
         )
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """Loads, and failed ones of them."""
         if not record.loads:
             return None
@@ -177,12 +177,12 @@ class LoadFailures(Share):
             "failed_tokens": record.failed_tokens,
             "served_tokens": record.served_tokens,
         }
-        return Weight(total=len(record.loads), bad=failed, hits=failed, numbers=numbers)
+        return RequestWeight(total=len(record.loads), bad=failed, hits=failed, numbers=numbers)
 
-    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+    def rank(self, tally: Tally, thresholds: Thresholds) -> Severity:
         """Critical only if nothing is served any more."""
         useless = not tally.numbers["served_tokens"]
-        many = tally.numbers["failed_loads"] >= limits.zero_hit_requests
+        many = tally.numbers["failed_loads"] >= thresholds.zero_hit_requests
         return Severity.CRITICAL if useless and many else Severity.WARNING
 
     def summary(self, tally: Tally) -> str:
@@ -201,19 +201,19 @@ class LoadFailures(Share):
         )
 
 
-class UnsafeBoundary(Share):
+class UnsafeBoundary(ShareDetector):
     """Wrong KV data was served or stored: outputs may be wrong. Open until the engine ends."""
 
     kind = IncidentKind.UNSAFE_BOUNDARY
     severity = Severity.CRITICAL
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open: at the first."""
-        return Limits(limits.zero_hit_window_seconds, 0.0, 1, recovers=False)
+        return ShareRule(thresholds.zero_hit_window_seconds, 0.0, 1, recovers=False)
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """Unsafe requests only."""
         if record.verdict != Verdict.UNSAFE:
             return None
@@ -221,7 +221,7 @@ class UnsafeBoundary(Share):
             name: value for name in _POSITION
             if (value := number(record.evidence, name)) is not None
         }  # fmt: skip
-        return Weight(1, 1, 1, {"served_tokens": record.served_tokens}, facts)
+        return RequestWeight(1, 1, 1, {"served_tokens": record.served_tokens}, facts)
 
     def summary(self, tally: Tally) -> str:
         """One sentence with the numbers."""
@@ -235,30 +235,30 @@ class UnsafeBoundary(Share):
             f"{'its output' if one else 'their outputs'} may be wrong"
         )
 
-    def scope(self, state: State) -> dict[str, Any]:
+    def scope(self, state: ShareState) -> dict[str, Any]:
         """Filter for the affected requests."""
         return {"verdicts": (str(Verdict.UNSAFE),)}
 
 
-class TelemetryLost(Share):
+class TelemetryLost(ShareDetector):
     """The engine dropped facts or spans: numbers are lower bounds, causes less sure."""
 
     kind = IncidentKind.TELEMETRY_LOST
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open: at the first."""
-        return Limits(limits.telemetry_lost_window_seconds, 0.0, 1)
+        return ShareRule(thresholds.telemetry_lost_window_seconds, 0.0, 1)
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """The engine's own count of what it dropped, which only rises."""
         known = state.memory.get("dropped", 0.0)
         state.memory["dropped"] = max(known, record.dropped)
         more = record.dropped - known
         if more <= 0:
-            return Weight(total=1)
-        return Weight(1, 1, 1, {"dropped": more}, {"dropped_since_start": record.dropped})
+            return RequestWeight(total=1)
+        return RequestWeight(1, 1, 1, {"dropped": more}, {"dropped_since_start": record.dropped})
 
     def summary(self, tally: Tally) -> str:
         """One sentence with the numbers."""

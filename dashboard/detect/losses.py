@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from kvlens.dashboard.detect.eligible import MAX_NUMBER, due, least_tokens, lost, number
-from kvlens.dashboard.detect.share import Limits, Share, State, Weight
+from kvlens.dashboard.detect.share import RequestWeight, ShareDetector, ShareRule, ShareState
 from kvlens.dashboard.detect.tally import Item, Tally, item_of
 from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.model.thresholds import Thresholds, ThresholdsFor, defaults
@@ -20,7 +20,7 @@ _LONGEST_RUN: Final = 256
 """Requests kept of a run; a longer one is an incident of its own."""
 
 
-class LostHits(Share):
+class LostHits(ShareDetector):
     """More than a tenth of the expected tokens is recomputed.
 
     The newest run of requests that were served nothing is left to ``zero_hit``:
@@ -44,11 +44,11 @@ class LostHits(Share):
         if record.served_tokens:
             self._count_run(record, engine)
             return super().observe(record, engine)
-        limits = self._thresholds(engine.model)
-        if due(record, least_tokens(engine, limits)):
+        thresholds = self._thresholds(engine.model)
+        if due(record, least_tokens(engine, thresholds)):
             state = self._touch(record.incarnation_id)
             if state is None:
-                state = State(engine.engine_id, engine.model)
+                state = ShareState(engine.engine_id, engine.model)
                 self._states[record.incarnation_id] = state
             state.held.append(item_of(record))
             del state.held[:-_LONGEST_RUN]
@@ -58,24 +58,26 @@ class LostHits(Share):
         state = self._states.get(record.incarnation_id)
         if state is None or not state.held:
             return
-        rule = self.limits(self._thresholds(engine.model))
+        rule = self.rule(self._thresholds(engine.model))
         held, state.held = state.held, []
         if not self._taken(record.incarnation_id):
             for item in held:
                 state.newest = max(state.newest, item.finish_time)
                 self._add(item, _lost_weight(item, 0), state, rule)
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open."""
-        return Limits(
-            limits.lost_hits_window_seconds, limits.lost_hits_share, limits.lost_hits_requests
+        return ShareRule(
+            thresholds.lost_hits_window_seconds,
+            thresholds.lost_hits_share,
+            thresholds.lost_hits_requests,
         )
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """Expected tokens, and lost ones of them."""
-        state.min_tokens = least_tokens(engine, limits)
+        state.min_tokens = least_tokens(engine, thresholds)
         if not due(record, state.min_tokens):
             return None
         return _lost_weight(record, record.served_tokens)
@@ -90,14 +92,14 @@ class LostHits(Share):
             f"served{why}"
         )
 
-    def scope(self, state: State) -> dict[str, Any]:
+    def scope(self, state: ShareState) -> dict[str, Any]:
         """Filter for the affected requests."""
         return {"min_expected_tokens": state.min_tokens, "min_lost_tokens": 1}
 
 
-def _lost_weight(record: RequestRecord | Item, served: int) -> Weight:
+def _lost_weight(record: RequestRecord | Item, served: int) -> RequestWeight:
     missing = lost(record)
-    return Weight(
+    return RequestWeight(
         total=record.expected_tokens,
         bad=missing,
         hits=1 if missing else 0,
@@ -110,25 +112,25 @@ def _lost_weight(record: RequestRecord | Item, served: int) -> Weight:
     )
 
 
-class StoreGaps(Share):
+class StoreGaps(ShareDetector):
     """Chunks are missing in the middle of what is stored; all behind them is out of reach."""
 
     kind = IncidentKind.STORE_GAPS
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open: gaps are proof in themselves, so that any share will do."""
-        return Limits(limits.store_gaps_window_seconds, 0.0, limits.store_gaps_chunks)
+        return ShareRule(thresholds.store_gaps_window_seconds, 0.0, thresholds.store_gaps_chunks)
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """Lost tokens, and the gaps that the request met."""
-        if not due(record, least_tokens(engine, limits)):
+        if not due(record, least_tokens(engine, thresholds)):
             return None
         if Cause.STORE_GAP not in record.causes and record.cause != Cause.STORE_GAP:
-            return Weight(total=record.expected_tokens)
+            return RequestWeight(total=record.expected_tokens)
         gaps = max(1, number(record.evidence, "gaps") or 1)
-        return Weight(
+        return RequestWeight(
             total=record.expected_tokens,
             bad=max(1, record.lost_tokens),
             hits=gaps,
@@ -149,42 +151,42 @@ class StoreGaps(Share):
             f"{tally.lost:,} tokens stored behind them were computed again"
         )
 
-    def scope(self, state: State) -> dict[str, Any]:
+    def scope(self, state: ShareState) -> dict[str, Any]:
         """Filter for the affected requests."""
         return {"cause": str(Cause.STORE_GAP)}
 
 
-class CapacityThrash(Share):
+class CapacityThrash(ShareDetector):
     """The tier evicts what is asked for again: it is too small for its traffic."""
 
     kind = IncidentKind.CAPACITY_THRASH
 
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open."""
-        return Limits(
-            limits.capacity_thrash_window_seconds,
-            limits.capacity_thrash_share,
-            limits.capacity_thrash_requests,
+        return ShareRule(
+            thresholds.capacity_thrash_window_seconds,
+            thresholds.capacity_thrash_share,
+            thresholds.capacity_thrash_requests,
         )
 
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """Tokens that were used again, and those of them that capacity had evicted."""
         gone = _evicted_tokens(record)
         reused = gone + record.served_tokens
-        if reused < least_tokens(engine, limits):
+        if reused < least_tokens(engine, thresholds):
             return None
         numbers: dict[str, float] = {"served_tokens": record.served_tokens}
         if gone < engine.layout.largest_chunk:
-            return Weight(total=reused, numbers=numbers)
+            return RequestWeight(total=reused, numbers=numbers)
         slots = number(record.evidence, "slots_needed")
         capacity = engine.capacity_chunks
         hits = 1.0
-        if slots and capacity and slots >= limits.capacity_thrash_prompt_share * capacity:
-            hits = limits.capacity_thrash_requests  # no traffic fits such a tier
+        if slots and capacity and slots >= thresholds.capacity_thrash_prompt_share * capacity:
+            hits = thresholds.capacity_thrash_requests  # no traffic fits such a tier
         facts = {"slots_needed": slots, "capacity_chunks": capacity}
-        return Weight(
+        return RequestWeight(
             total=reused,
             bad=gone,
             hits=hits,
@@ -203,7 +205,7 @@ class CapacityThrash(Share):
             f"again, since the tier had no room to keep them{size}"
         )
 
-    def scope(self, state: State) -> dict[str, Any]:
+    def scope(self, state: ShareState) -> dict[str, Any]:
         """Filter for the affected requests."""
         return {"cause": str(Cause.CAPACITY)}
 

@@ -18,7 +18,7 @@ from kvlens.dashboard.model.incident import (
     OPEN,
     RECOVERED,
     Incident,
-    Scope,
+    RequestScope,
     incident_id,
 )
 from kvlens.dashboard.model.scrape import Reading, Scrape
@@ -217,7 +217,7 @@ def _open(state: State, finding: Finding, since: float, now: float, slot: str = 
         example_requests=[],
         lost_tokens=max(finding.lost_tokens, known.lost_tokens if known else 0),
         requests=0,
-        scope=Scope(since=since, until=now),
+        scope=RequestScope(since=since, until=now),
     )
     state.open[slot] = incident
     return incident

@@ -24,7 +24,7 @@ _SLOTS: Final = 30
 """Parts of a window: it moves in steps of one, so that state stays small at any rate."""
 
 
-class Limits(NamedTuple):
+class ShareRule(NamedTuple):
     """When a share is too large."""
 
     window: float
@@ -37,7 +37,7 @@ class Limits(NamedTuple):
     """Whether the incident closes when the share has fallen."""
 
 
-class Weight(NamedTuple):
+class RequestWeight(NamedTuple):
     """What one request adds to the window."""
 
     total: float
@@ -57,7 +57,7 @@ class Slot(msgspec.Struct):
     tally: Tally = msgspec.field(default_factory=Tally)
 
 
-class State(msgspec.Struct):
+class ShareState(msgspec.Struct):
     """One incarnation."""
 
     engine_id: str
@@ -78,33 +78,33 @@ class State(msgspec.Struct):
     """Requests that do not count yet."""
 
 
-class Share(Keyed[State]):
-    """See the module's text; a detector says what requests weigh and what it amounts to."""
+class ShareDetector(Keyed[ShareState]):
+    """See the module's text; a detector says what requests weight_of and what it amounts to."""
 
     severity = Severity.WARNING
 
     def __init__(self, thresholds: ThresholdsFor = defaults) -> None:
-        super().__init__(State, thresholds)
+        super().__init__(ShareState, thresholds)
 
     @abstractmethod
-    def limits(self, limits: Thresholds) -> Limits:
+    def rule(self, thresholds: Thresholds) -> ShareRule:
         """When to open."""
 
     @abstractmethod
-    def weigh(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
-    ) -> Weight | None:
+    def weight_of(
+        self, record: RequestRecord, engine: EngineInfo, state: ShareState, thresholds: Thresholds
+    ) -> RequestWeight | None:
         """What one request adds; None if it says nothing here."""
 
     @abstractmethod
     def summary(self, tally: Tally) -> str:
         """One sentence with the numbers."""
 
-    def scope(self, state: State) -> dict[str, Any]:
+    def scope(self, state: ShareState) -> dict[str, Any]:
         """Filter for the affected requests."""
         return {}
 
-    def rank(self, tally: Tally, limits: Thresholds) -> Severity:
+    def rank(self, tally: Tally, thresholds: Thresholds) -> Severity:
         """How bad it is."""
         return self.severity
 
@@ -114,30 +114,36 @@ class Share(Keyed[State]):
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
-        limits = self._thresholds(engine.model)
-        state = self._states.get(record.incarnation_id) or State(engine.engine_id, engine.model)
-        weight = self.weigh(record, engine, state, limits)
+        thresholds = self._thresholds(engine.model)
+        state = self._states.get(record.incarnation_id) or ShareState(
+            engine.engine_id, engine.model
+        )
+        weight = self.weight_of(record, engine, state, thresholds)
         if weight is None:
             return None
-        rule = self.limits(limits)
+        rule = self.rule(thresholds)
         if not rule.share and not weight.bad and state.open is None:
             return None  # where any share is too large, what is good does not matter
         self.dirty.add(record.incarnation_id)
         self._states[record.incarnation_id] = state
         state.newest = max(state.newest, record.finish_time)
         self._add(record, weight, state, rule)
-        return self._decide(record, weight, state, rule, limits)
+        return self._decide(record, weight, state, rule, thresholds)
 
     def end(self, incarnation_id: str, at: float) -> Incident | None:
         """Forget an incarnation that ended at ``at``; return its incident, now closed."""
         state = self._pop(incarnation_id)
         if state is None or state.open is None:
             return None
-        limits = self._thresholds(state.model)
-        return self._incident(incarnation_id, state, state.open, limits, (at, ENGINE_GONE))
+        thresholds = self._thresholds(state.model)
+        return self._incident(incarnation_id, state, state.open, thresholds, (at, ENGINE_GONE))
 
     def _add(
-        self, record: RequestRecord | Item, weight: Weight, state: State, rule: Limits
+        self,
+        record: RequestRecord | Item,
+        weight: RequestWeight,
+        state: ShareState,
+        rule: ShareRule,
     ) -> None:
         width = rule.window / _SLOTS
         oldest = int(state.newest // width) - _SLOTS + 1
@@ -163,7 +169,12 @@ class Share(Keyed[State]):
                 tally.until = max(tally.until, record.finish_time)
 
     def _decide(
-        self, record: RequestRecord, weight: Weight, state: State, rule: Limits, limits: Thresholds
+        self,
+        record: RequestRecord,
+        weight: RequestWeight,
+        state: ShareState,
+        rule: ShareRule,
+        thresholds: Thresholds,
     ) -> Incident | None:
         if state.open is None:
             if state.hits < rule.hits or state.bad <= rule.share * state.total:
@@ -175,17 +186,17 @@ class Share(Keyed[State]):
         elif rule.recovers and state.bad <= rule.share / 2 * state.total:
             tally, state.open = state.open, None
             closed = (record.finish_time, RECOVERED)
-            return self._incident(record.incarnation_id, state, tally, limits, closed)
+            return self._incident(record.incarnation_id, state, tally, thresholds, closed)
         elif not weight.bad:
             return None
-        return self._incident(record.incarnation_id, state, state.open, limits)
+        return self._incident(record.incarnation_id, state, state.open, thresholds)
 
     def _incident(
         self,
         incarnation_id: str,
-        state: State,
+        state: ShareState,
         tally: Tally,
-        limits: Thresholds,
+        thresholds: Thresholds,
         closed: tuple[float, str] | None = None,
     ) -> Incident:
         numbers = {
@@ -194,7 +205,7 @@ class Share(Keyed[State]):
         }
         return incident(
             self.kind,
-            self.rank(tally, limits),
+            self.rank(tally, thresholds),
             Subject(state.engine_id, incarnation_id, state.model),
             tally,
             state.opened_at,

@@ -71,7 +71,7 @@ class Histogram(msgspec.Struct):
         return sum(n for bucket, n in self.counts.items() if math.exp(bucket * _STEP) > value)
 
 
-class State(msgspec.Struct):
+class ReloadState(msgspec.Struct):
     """One engine on one version, over all its incarnations."""
 
     seconds: Histogram = msgspec.field(default_factory=Histogram)
@@ -85,37 +85,38 @@ class State(msgspec.Struct):
     opened_at: float = 0.0
 
 
-class SlowReload(Keyed[State]):
+class SlowReload(Keyed[ReloadState]):
     """See :class:`kvlens.dashboard.detect.base.Detector`."""
 
     kind = IncidentKind.SLOW_RELOAD
 
     def __init__(self, thresholds: ThresholdsFor = defaults) -> None:
-        super().__init__(State, thresholds)
+        super().__init__(ReloadState, thresholds)
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
         timings = [timing for load in record.loads if (timing := _timing(load)) is not None]
         if not timings:
             return None
-        key = "\0".join((engine.engine_id, engine.model, engine.vllm_version,
-                         engine.kvlens_version))  # fmt: skip
-        state = self._touch(key) or self._states.setdefault(key, State())
-        limits = self._thresholds(engine.model)
+        key = "\0".join(
+            (engine.engine_id, engine.model, engine.vllm_version, engine.kvlens_version)
+        )
+        state = self._touch(key) or self._states.setdefault(key, ReloadState())
+        thresholds = self._thresholds(engine.model)
         state.recent += timings
-        self._age(state, limits)
-        edge = limits.slow_reload_factor * state.seconds.p95
+        self._age(state, thresholds)
+        edge = thresholds.slow_reload_factor * state.seconds.p95
         if state.open is None and all(timing.seconds <= edge for timing in timings):
             return None  # it is no slow load that would open it
-        slow, p95 = _slower(state, limits)
+        slow, p95 = _slower(state, thresholds)
         if state.open is not None:
-            if slow >= limits.slow_reload_factor:
+            if slow >= thresholds.slow_reload_factor:
                 state.open.add(record)
                 return _incident(state, state.open, slow, p95)
-            if len(state.recent) >= limits.slow_reload_loads and slow < _between(limits):
+            if len(state.recent) >= thresholds.slow_reload_loads and slow < _between(thresholds):
                 return self._close(state, record.finish_time, RECOVERED)
             return None
-        if slow < limits.slow_reload_factor or not _no_accident(state, limits):
+        if slow < thresholds.slow_reload_factor or not _no_accident(state, thresholds):
             return None
         state.engine_id, state.incarnation_id = engine.engine_id, record.incarnation_id
         state.model = engine.model
@@ -132,17 +133,17 @@ class SlowReload(Keyed[State]):
                 return self._close(state, at, ENGINE_GONE)
         return None
 
-    def _close(self, state: State, at: float, reason: str) -> Incident:
+    def _close(self, state: ReloadState, at: float, reason: str) -> Incident:
         assert state.open is not None
         closed = _incident(state, state.open, *_slower(state, None), closed=(at, reason))
         state.open = None
         state.recent.clear()
         return closed
 
-    def _age(self, state: State, limits: Thresholds) -> None:
+    def _age(self, state: ReloadState, thresholds: Thresholds) -> None:
         """What is no longer recent is normal, unless it was part of an incident."""
-        oldest = state.recent[-1].time - limits.slow_reload_window_seconds
-        while len(state.recent) > limits.slow_reload_loads and (
+        oldest = state.recent[-1].time - thresholds.slow_reload_window_seconds
+        while len(state.recent) > thresholds.slow_reload_loads and (
             state.recent[0].time < oldest or len(state.recent) > _RECENT
         ):
             timing = state.recent.pop(0)
@@ -163,36 +164,36 @@ def _p95(values: list[float]) -> float:
     return sorted(values)[max(0, math.ceil(_QUANTILE * len(values)) - 1)]
 
 
-def _slower(state: State, limits: Thresholds | None) -> tuple[float, float]:
+def _slower(state: ReloadState, thresholds: Thresholds | None) -> tuple[float, float]:
     """How many times slower the recent loads are, and their 95th percentile in seconds."""
     if not state.recent:
         return 0.0, 0.0
     p95 = _p95([timing.seconds for timing in state.recent])
-    least = 1 if limits is None else limits.slow_reload_loads
+    least = 1 if thresholds is None else thresholds.slow_reload_loads
     if len(state.recent) < least or state.seconds.total < least:
         return 0.0, p95
     by_chunk = _p95([timing.per_chunk for timing in state.recent])
     return min(p95 / state.seconds.p95, by_chunk / state.per_chunk.p95), p95
 
 
-def _between(limits: Thresholds) -> float:
+def _between(thresholds: Thresholds) -> float:
     """Half the way back to normal."""
-    return (1 + limits.slow_reload_factor) / 2
+    return (1 + thresholds.slow_reload_factor) / 2
 
 
-def _no_accident(state: State, limits: Thresholds) -> bool:
+def _no_accident(state: ReloadState, thresholds: Thresholds) -> bool:
     """Whether so many slow loads are improbable at the rate at which they came before."""
-    edge = limits.slow_reload_factor * state.seconds.p95
+    edge = thresholds.slow_reload_factor * state.seconds.p95
     rate = (state.seconds.above(edge) + 1) / (state.seconds.total + 1)
     number = len(state.recent)
     slow = sum(timing.seconds > edge for timing in state.recent)
     tail = sum(
         math.comb(number, k) * rate**k * (1 - rate) ** (number - k) for k in range(slow, number + 1)
     )
-    return tail < limits.slow_reload_accident
+    return tail < thresholds.slow_reload_accident
 
 
-def _facts(state: State) -> dict[str, float | int]:
+def _facts(state: ReloadState) -> dict[str, float | int]:
     return {
         "baseline_p95_seconds": round(state.seconds.p95, 6),
         "baseline_loads": int(state.seconds.total),
@@ -200,7 +201,7 @@ def _facts(state: State) -> dict[str, float | int]:
 
 
 def _incident(
-    state: State,
+    state: ReloadState,
     tally: Tally,
     slower: float,
     p95: float,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident, Scope, incident_id
+from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident, RequestScope, incident_id
 from kvlens.telemetry.records import RequestRecord
 from kvlens.telemetry.semconv import Confidence
 
@@ -179,5 +179,5 @@ def incident(
         example_requests=list(tally.examples),
         lost_tokens=tally.lost,
         requests=tally.requests,
-        scope=Scope(since=tally.since, until=tally.until, **(scope or {})),
+        scope=RequestScope(since=tally.since, until=tally.until, **(scope or {})),
     )

@@ -61,31 +61,33 @@ class Variant(msgspec.Struct):
         return self.served / self.weight if self.weight else 0.0
 
 
-class State(msgspec.Struct):
+class VersionState(msgspec.Struct):
     """One model."""
 
     variants: list[Variant] = []
 
 
-class VersionRegression(Keyed[State]):
+class VersionRegression(Keyed[VersionState]):
     """See :class:`kvlens.dashboard.detect.base.Detector`; its state is kept by model."""
 
     kind = IncidentKind.VERSION_REGRESSION
 
     def __init__(self, thresholds: ThresholdsFor = defaults) -> None:
-        super().__init__(State, thresholds)
+        super().__init__(VersionState, thresholds)
         self._keys: dict[str, tuple[EngineInfo, str]] = {}
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
-        limits = self._thresholds(engine.model)
-        if not due(record, least_tokens(engine, limits)):
+        thresholds = self._thresholds(engine.model)
+        if not due(record, least_tokens(engine, thresholds)):
             return None
-        state = self._touch(engine.model) or self._states.setdefault(engine.model, State())
+        state = self._touch(engine.model) or self._states.setdefault(engine.model, VersionState())
         variant = _variant(state, engine, self._key(engine))
         variant.last_seen = max(variant.last_seen, record.finish_time)
-        for known, ident in ((variant.running, engine.incarnation_id),
-                             (variant.engines, engine.engine_id)):  # fmt: skip
+        for known, ident in (
+            (variant.running, engine.incarnation_id),
+            (variant.engines, engine.engine_id),
+        ):
             if ident not in known:
                 known.append(ident)
         weight = record.expected_tokens / record.sampling_probability
@@ -94,11 +96,11 @@ class VersionRegression(Keyed[State]):
         variant.served += weight * min(1.0, record.served_tokens / record.expected_tokens)
         if variant.open is not None and record.served_tokens < record.expected_tokens:
             variant.open.add(record)
-        due_at = limits.version_regression_requests * 2**variant.looks
+        due_at = thresholds.version_regression_requests * 2**variant.looks
         if variant.requests < due_at:
             return None
         variant.looks += 1
-        return self._look(record, engine, state, variant, limits)
+        return self._look(record, engine, state, variant, thresholds)
 
     def _key(self, engine: EngineInfo) -> str:
         known, key = self._keys.get(engine.incarnation_id, (None, ""))
@@ -124,21 +126,21 @@ class VersionRegression(Keyed[State]):
         self,
         record: RequestRecord,
         engine: EngineInfo,
-        state: State,
+        state: VersionState,
         variant: Variant,
-        limits: Thresholds,
+        thresholds: Thresholds,
     ) -> Incident | None:
         if variant.open is not None:
             assert variant.good is not None
-            if variant.good.share - variant.share <= limits.version_regression_drop:
+            if variant.good.share - variant.share <= thresholds.version_regression_drop:
                 return _close(engine.model, variant, record.finish_time, RECOVERED)
             return _incident(engine.model, variant, variant.open)
-        good = _last_good(state, variant, limits)
+        good = _last_good(state, variant, thresholds)
         if good is None:
             return None
-        error = limits.version_regression_error / (variant.looks * (variant.looks + 1))
+        error = thresholds.version_regression_error / (variant.looks * (variant.looks + 1))
         doubt = _deviation(good, error / 2) + _deviation(variant, error / 2)
-        if good.share - variant.share - doubt <= limits.version_regression_drop:
+        if good.share - variant.share - doubt <= thresholds.version_regression_drop:
             return None
         variant.good = msgspec.structs.replace(good, good=None, open=None)
         variant.open, variant.opened_at = Tally(), record.finish_time
@@ -152,19 +154,19 @@ def _deviation(variant: Variant, error: float) -> float:
     return math.sqrt(math.log(1 / error) / (2 * variant.requests))
 
 
-def _last_good(state: State, variant: Variant, limits: Thresholds) -> Variant | None:
+def _last_good(state: VersionState, variant: Variant, thresholds: Thresholds) -> Variant | None:
     """The newest earlier version that has not fallen behind itself."""
     earlier = [
         other
         for other in state.variants
         if other.first_start < variant.first_start
         and other.open is None
-        and other.requests >= limits.version_regression_requests
+        and other.requests >= thresholds.version_regression_requests
     ]
     return max(earlier, key=lambda other: other.first_start, default=None)
 
 
-def _variant(state: State, engine: EngineInfo, key: str) -> Variant:
+def _variant(state: VersionState, engine: EngineInfo, key: str) -> Variant:
     for variant in state.variants:
         if variant.key == key:
             return variant

@@ -25,7 +25,7 @@ _LONGEST_RUN: Final = 4096
 """A run this long is an incident whatever the history, so that state stays bounded."""
 
 
-class State(msgspec.Struct):
+class ZeroHitState(msgspec.Struct):
     """One incarnation."""
 
     engine_id: str
@@ -44,32 +44,34 @@ class State(msgspec.Struct):
     opened_at: float = 0.0
 
 
-class ZeroHit(Keyed[State]):
+class ZeroHit(Keyed[ZeroHitState]):
     """See :class:`kvlens.dashboard.detect.base.Detector`."""
 
     kind = IncidentKind.ZERO_HIT
 
     def __init__(self, thresholds: ThresholdsFor = defaults) -> None:
-        super().__init__(State, thresholds)
+        super().__init__(ZeroHitState, thresholds)
 
     def observe(self, record: RequestRecord, engine: EngineInfo) -> Incident | None:
         """Take one finished request; return the incident if it opened, changed or closed."""
-        limits = self._thresholds(engine.model)
-        min_tokens = least_tokens(engine, limits)
+        thresholds = self._thresholds(engine.model)
+        min_tokens = least_tokens(engine, thresholds)
         if not due(record, min_tokens):
             return None
         state = self._touch(record.incarnation_id)
         if state is None:
-            state = self._states[record.incarnation_id] = State(engine.engine_id, engine.model)
+            state = self._states[record.incarnation_id] = ZeroHitState(
+                engine.engine_id, engine.model
+            )
         # Not kept from before a restart: the threshold may have been changed for it.
         state.min_tokens = min_tokens
         state.newest = max(state.newest, record.finish_time)
         if state.open is not None:
-            return self._while_open(record, state, state.open, limits)
+            return self._while_open(record, state, state.open, thresholds)
         if record.served_tokens:
             _served(record, state)
             return None
-        return self._failed(record, engine, state, limits)
+        return self._failed(record, engine, state, thresholds)
 
     def end(self, incarnation_id: str, at: float) -> Incident | None:
         """Forget an incarnation that ended at ``at``; return its incident, now closed."""
@@ -84,17 +86,17 @@ class ZeroHit(Keyed[State]):
         return state is not None and state.open is not None
 
     def _failed(
-        self, record: RequestRecord, engine: EngineInfo, state: State, limits: Thresholds
+        self, record: RequestRecord, engine: EngineInfo, state: ZeroHitState, thresholds: Thresholds
     ) -> Incident | None:
         if record.finish_time < state.served_until:  # arrived late
             state.eligible += 1
             state.failed += 1
             return None
         insort(state.run, item_of(record), key=lambda item: item.finish_time)
-        oldest = state.newest - limits.zero_hit_window_seconds
+        oldest = state.newest - thresholds.zero_hit_window_seconds
         while state.run[0].finish_time < oldest or len(state.run) > _LONGEST_RUN:
             del state.run[0]
-        if len(state.run) < _needed(state, limits):
+        if len(state.run) < _needed(state, thresholds):
             return None
         state.open = Tally(facts=_drafters(record, engine))
         state.opened_at = state.run[-1].finish_time
@@ -104,7 +106,7 @@ class ZeroHit(Keyed[State]):
         return _incident(record.incarnation_id, state, state.open)
 
     def _while_open(
-        self, record: RequestRecord, state: State, tally: Tally, limits: Thresholds
+        self, record: RequestRecord, state: ZeroHitState, tally: Tally, thresholds: Thresholds
     ) -> Incident | None:
         if not record.served_tokens:
             state.served_in_a_row = 0
@@ -112,14 +114,14 @@ class ZeroHit(Keyed[State]):
             return _incident(record.incarnation_id, state, tally)
         state.served_in_a_row += 1
         state.served_until = max(state.served_until, record.finish_time)
-        if state.served_in_a_row < limits.zero_hit_recovery:
+        if state.served_in_a_row < thresholds.zero_hit_recovery:
             return None
         closed = _incident(record.incarnation_id, state, tally, (record.finish_time, RECOVERED))
         state.open, state.served_in_a_row = None, 0
         return closed
 
 
-def _served(record: RequestRecord, state: State) -> None:
+def _served(record: RequestRecord, state: ZeroHitState) -> None:
     """End the run; what finished before this request becomes history."""
     state.served_until = max(state.served_until, record.finish_time)
     state.eligible += 1 / record.sampling_probability
@@ -129,15 +131,15 @@ def _served(record: RequestRecord, state: State) -> None:
     del state.run[: len(before)]
 
 
-def _needed(state: State, limits: Thresholds) -> int:
+def _needed(state: ZeroHitState, thresholds: Thresholds) -> int:
     """Length from which a run is no accident: rate ** length < accident."""
     rate = state.failed / state.eligible if state.eligible else 0.0
     if rate <= 0:
-        return limits.zero_hit_requests
+        return thresholds.zero_hit_requests
     if rate >= 1:
         return _LONGEST_RUN
-    length = math.floor(math.log(limits.zero_hit_accident) / math.log(rate)) + 1
-    return min(max(length, limits.zero_hit_requests), _LONGEST_RUN)
+    length = math.floor(math.log(thresholds.zero_hit_accident) / math.log(rate)) + 1
+    return min(max(length, thresholds.zero_hit_requests), _LONGEST_RUN)
 
 
 def _count(tally: Tally, item: RequestRecord | Item) -> None:
@@ -157,7 +159,7 @@ def _drafters(record: RequestRecord, engine: EngineInfo) -> dict[str, Any]:
 
 
 def _incident(
-    incarnation_id: str, state: State, tally: Tally, closed: tuple[float, str] | None = None
+    incarnation_id: str, state: ZeroHitState, tally: Tally, closed: tuple[float, str] | None = None
 ) -> Incident:
     """Say what the run amounts to."""
     why = f"; cause: {tally.cause.replace('_', ' ')}" if tally.cause else ""

@@ -185,10 +185,12 @@ def describe(terminal: Terminal, engine: EngineInfo) -> None:
         ("versions", f"vLLM {engine.vllm_version}, kvlens {engine.kvlens_version}"),
         ("lookup", f"{engine.lookup}; corrections: {', '.join(active) or 'none active'}"),
         ("groups", f"{', '.join(groups)}; drafter groups: {', '.join(drafters) or 'none'}"),
-        ("capacity", "unknown" if engine.capacity_chunks is None
-         else f"{engine.capacity_chunks:,} chunks"),
+        (
+            "capacity",
+            "unknown" if engine.capacity_chunks is None else f"{engine.capacity_chunks:,} chunks",
+        ),
         ("started", utc(engine.started_at)),
-    ):  # fmt: skip
+    ):
         terminal.wrapped(label, text, 10)
 
 

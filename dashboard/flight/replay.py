@@ -22,7 +22,7 @@ _MOST_TOKENS: Final = 2**24
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReplayedRequest:
     """One request, by each search; tokens beyond the local ones."""
 
     record: RequestRecord
@@ -38,27 +38,28 @@ class Outcome:
         return self.would_serve[mode] - self.record.served_tokens
 
 
-def replay(record: RequestRecord, engine: EngineInfo) -> Outcome | None:
+def replay(record: RequestRecord, engine: EngineInfo) -> ReplayedRequest | None:
     """Do the lookup of ``record`` again, in every mode.
 
     None where the record does not tell enough: a request that did not read, one
     without a lookup, or one whose resident chunks were not kept.
     """
     lookup = decisive_lookup(record)
-    if record.verdict == Verdict.SKIPPED or lookup is None or not _told(lookup):
+    if record.verdict == Verdict.SKIPPED or lookup is None or not _tells_what_was_resident(lookup):
         return None
     holds = _holds(lookup)
-    served = {mode: max(0, _boundary(mode, engine, lookup, holds) - lookup.local_tokens)
-              for mode in MODES}  # fmt: skip
+    served = {
+        mode: max(0, _boundary(mode, engine, lookup, holds) - lookup.local_tokens) for mode in MODES
+    }
     boundary = lookup.local_tokens + served[STOCK]
     safe = _is_safe(engine, lookup, holds, boundary)
     if lookup.exit == Exit.PARTIAL_TAIL:  # the end of a partial block is no chunk: not recorded
         served = {mode: max(tokens, record.served_tokens) for mode, tokens in served.items()}
     truncated = any(group.truncated for group in lookup.groups)
-    return Outcome(record, served, unsafe=not safe, lower_bound=truncated)
+    return ReplayedRequest(record, served, unsafe=not safe, lower_bound=truncated)
 
 
-def _told(lookup: Lookup) -> bool:
+def _tells_what_was_resident(lookup: Lookup) -> bool:
     if not 0 <= lookup.local_tokens <= lookup.num_tokens <= _MOST_TOKENS:
         return False
     found = any(group.raw_hits for group in lookup.groups)
@@ -82,11 +83,16 @@ def _boundary(mode: str, engine: EngineInfo, lookup: Lookup, holds: Holds) -> in
     if mode != EXACT:
         annotated = {group.kv_group for group in layout.groups if group.pop}
         boundary = search(
-            layout, holds, local, tokens, lookup.cap,
+            layout,
+            holds,
+            local,
+            tokens,
+            lookup.cap,
             drafters=_stock_drafters(engine) if mode == STOCK else annotated,
             widen=mode == CORRECTED or _stock_widens(engine),
-            load_window=engine.load_window, load_cap=lookup.load_cap,
-        )  # fmt: skip
+            load_window=engine.load_window,
+            load_cap=lookup.load_cap,
+        )
         if mode == STOCK or _is_safe(engine, lookup, holds, boundary):
             return boundary
     return servable_boundary(layout, holds, local, tokens, cap=lookup.cap)

@@ -12,7 +12,7 @@ import msgspec
 
 from kvlens.dashboard.flight.inspect import describe
 from kvlens.dashboard.flight.recordings import Recording
-from kvlens.dashboard.flight.replay import MODES, STOCK, Outcome, replay
+from kvlens.dashboard.flight.replay import MODES, STOCK, ReplayedRequest, replay
 from kvlens.dashboard.flight.terminal import Terminal, row, safe
 from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.view import words
@@ -34,7 +34,7 @@ class ServedSums:
     requests_saved: int = 0
     """Requests that would have been served more."""
 
-    def add(self, outcome: Outcome, mode: str) -> None:
+    def add(self, outcome: ReplayedRequest, mode: str) -> None:
         """Count one request."""
         self.requests += 1
         self.served += outcome.record.served_tokens
@@ -108,16 +108,21 @@ def as_json(report: ReplayReport, recordings: Sequence[Recording]) -> str:
         "served_tokens": report.served,
         "would_serve": {mode: report.by_mode[mode] for mode in MODES},
         "by_cause": [
-            {"verdict": verdict, "cause": cause or None, "requests": sums.requests,
-             "served_tokens": sums.served, "would_serve_tokens": sums.would,
-             "requests_saved": sums.requests_saved}
+            {
+                "verdict": verdict,
+                "cause": cause or None,
+                "requests": sums.requests,
+                "served_tokens": sums.served,
+                "would_serve_tokens": sums.would,
+                "requests_saved": sums.requests_saved,
+            }
             for (verdict, cause), sums in sorted(report.by_cause.items())
         ],
         "requests": report.rows,
         "not_replayed": report.not_replayed,
         "incidents": report.incidents,
         "notes": [note for recording in recordings for note in recording.notes()],
-    }  # fmt: skip
+    }
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
 
 

@@ -9,28 +9,47 @@ from kvlens.dashboard.flight.terminal import Terminal, fit
 from kvlens.dashboard.view import words
 from kvlens.dashboard.view.cells import CellState
 from kvlens.dashboard.view.format import plural
-from kvlens.dashboard.view.strip import Row, Strip
+from kvlens.dashboard.view.strip import Strip, StripRow
 
 _LABEL: Final = 24
 _STATES: Final = (
-    CellState.MISSING, CellState.POPPED, CellState.HIT, CellState.RESIDENT, CellState.UNKNOWN,
-    CellState.SERVED, CellState.LOCAL, CellState.UNASKED,
-)  # fmt: skip
+    CellState.MISSING,
+    CellState.POPPED,
+    CellState.HIT,
+    CellState.RESIDENT,
+    CellState.UNKNOWN,
+    CellState.SERVED,
+    CellState.LOCAL,
+    CellState.UNASKED,
+)
 """Where a column stands for chunks of several states, the first of these is shown."""
 _UNICODE: Final[Mapping[CellState, str]] = {
-    CellState.LOCAL: "▓", CellState.SERVED: "█", CellState.POPPED: "▚", CellState.HIT: "▒",
-    CellState.RESIDENT: "░", CellState.UNKNOWN: "?", CellState.MISSING: "x",
+    CellState.LOCAL: "▓",
+    CellState.SERVED: "█",
+    CellState.POPPED: "▚",
+    CellState.HIT: "▒",
+    CellState.RESIDENT: "░",
+    CellState.UNKNOWN: "?",
+    CellState.MISSING: "x",
     CellState.UNASKED: "·",
-}  # fmt: skip
+}
 _ASCII: Final[Mapping[CellState, str]] = {
-    CellState.LOCAL: "=", CellState.SERVED: "#", CellState.POPPED: "%", CellState.HIT: "+",
-    CellState.RESIDENT: "o", CellState.UNKNOWN: "?", CellState.MISSING: "x",
+    CellState.LOCAL: "=",
+    CellState.SERVED: "#",
+    CellState.POPPED: "%",
+    CellState.HIT: "+",
+    CellState.RESIDENT: "o",
+    CellState.UNKNOWN: "?",
+    CellState.MISSING: "x",
     CellState.UNASKED: ".",
-}  # fmt: skip
+}
 _TONES: Final[Mapping[CellState, str]] = {
-    CellState.MISSING: "bad", CellState.POPPED: "bad", CellState.HIT: "warn",
-    CellState.RESIDENT: "warn", CellState.SERVED: "good",
-}  # fmt: skip
+    CellState.MISSING: "bad",
+    CellState.POPPED: "bad",
+    CellState.HIT: "warn",
+    CellState.RESIDENT: "warn",
+    CellState.SERVED: "good",
+}
 
 
 def draw(terminal: Terminal, strip: Strip) -> None:
@@ -60,7 +79,7 @@ def draw(terminal: Terminal, strip: Strip) -> None:
         terminal.line(f"  {glyph} {word.label}: {word.help[0].lower()}{word.help[1:]}")
 
 
-def _cells(group: Row, tokens: int, width: int) -> list[CellState]:
+def _cells(group: StripRow, tokens: int, width: int) -> list[CellState]:
     """State shown in each column."""
     cells = [CellState.UNASKED] * width
     for state in reversed(_STATES):
@@ -86,7 +105,7 @@ def _paint(
     return terminal.colour(glyphs[state] * count, _TONES.get(state, "quiet"))
 
 
-def _numbers(group: Row) -> str:
+def _numbers(group: StripRow) -> str:
     drafter = "drafter group, " if group.drafter else ""
     window = f"window {group.window:,}, " if group.window is not None else ""
     if group.veto and not group.asked:
@@ -105,8 +124,10 @@ def _numbers(group: Row) -> str:
 def _boundaries(strip: Strip) -> dict[int, list[str]]:
     marks = {strip.local: ["local"]} if strip.local else {}
     for name, boundary in (
-        ("served", strip.answered), ("servable", strip.servable), ("expected", strip.expected),
-    ):  # fmt: skip
+        ("served", strip.answered),
+        ("servable", strip.servable),
+        ("expected", strip.expected),
+    ):
         if boundary > strip.local:
             marks.setdefault(boundary, []).append(name)
     return dict(sorted(marks.items()))

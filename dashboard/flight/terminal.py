@@ -13,8 +13,13 @@ NARROWEST: Final = 80
 CUT: Final = "~"
 """Stands for what was cut out of an id."""
 _COLOURS: Final[Mapping[str, str]] = {
-    "bad": "31", "warn": "33", "good": "32", "quiet": "", "strong": "1", "faint": "2",
-}  # fmt: skip
+    "bad": "31",
+    "warn": "33",
+    "good": "32",
+    "quiet": "",
+    "strong": "1",
+    "faint": "2",
+}
 
 
 class Terminal:

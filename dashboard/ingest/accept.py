@@ -19,7 +19,7 @@ from kvlens.dashboard.ingest.checks import (
     check_time,
 )
 from kvlens.dashboard.ingest.otlp import MAX_ATTRIBUTES, Resource, Span
-from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.batch import Batch, RecordRow
 from kvlens.dashboard.model.engine import EngineEvent
 from kvlens.dashboard.store.codec import pack
 from kvlens.telemetry import semconv
@@ -61,7 +61,7 @@ def accept(resources: Sequence[Resource], max_json: int) -> Accepted:
     """Sort the spans of one export; ``max_json`` limits a JSON attribute in bytes."""
     engines: list[tuple[EngineInfo, float]] = []
     events: list[EngineEvent] = []
-    rows: list[Row] = []
+    rows: list[RecordRow] = []
     deferrals: list[RequestRecord] = []
     accepted = Accepted(Batch(engines, events, rows, deferrals=deferrals))
     for resource in resources:
@@ -133,7 +133,7 @@ def _event(span: Span, engine: EngineInfo) -> EngineEvent:
     return EngineEvent(engine.incarnation_id, state, span.end_time)
 
 
-def _row(span: Span, engine: EngineInfo, max_json: int) -> Row:
+def _row(span: Span, engine: EngineInfo, max_json: int) -> RecordRow:
     text = span.attributes.get(semconv.ATTR_RECORD)
     if text is None:
         raise RecordError(f"{span.name} has no attribute {semconv.ATTR_RECORD}")
@@ -147,4 +147,4 @@ def _row(span: Span, engine: EngineInfo, max_json: int) -> Row:
         span_id = span.span_id if SPAN_ID.match(span.span_id) else ""
         record = msgspec.structs.replace(record, trace_id=span.trace_id, span_id=span_id)
         text = encode(record)
-    return Row(record, pack(text))
+    return RecordRow(record, pack(text))

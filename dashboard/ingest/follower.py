@@ -55,7 +55,7 @@ class SharedStore(Store, Protocol):
         """Reports of waiting requests with a higher ``seq``, in its order."""
 
 
-class Quiet:
+class FollowerAudience:
     """The writer's audience: who acted on an incident here is heard of by the leader."""
 
     def __init__(self, audience: Audience, show: Callable[[Incident], None]) -> None:
@@ -64,7 +64,7 @@ class Quiet:
         self.incident = show
 
 
-class Herald(Protocol):
+class IncidentPublisher(Protocol):
     """Who hears of incidents."""
 
     def show(self, incident: Incident) -> None:
@@ -74,7 +74,7 @@ class Herald(Protocol):
         """Show it, and notify those who want to know."""
 
 
-class Notifies(Protocol):
+class LeaderNotifier(Protocol):
     """Who notifies while this dashboard leads."""
 
     def adopt(self, open_incidents: Sequence[Incident]) -> None:
@@ -91,14 +91,14 @@ class Follower:
         self,
         store: SharedStore,
         make_detection: Callable[[], Detection],
-        herald: Herald,
-        notifier: Notifies,
+        publisher: IncidentPublisher,
+        notifier: LeaderNotifier,
         metrics: SelfMetrics,
     ) -> None:
         """``make_detection`` makes one that has not been restored."""
         self._store = store
         self._make_detection = make_detection
-        self._herald = herald
+        self._publisher = publisher
         self._notifier = notifier
         self._metrics = metrics
         self._detection: Detection | None = None
@@ -238,7 +238,7 @@ class Follower:
         began = time.time()
         changed = self._store.incidents(changed_since=self._polled_at - _OVERLAP)
         done = self._store.handling([incident.id for incident in changed])
-        tell = self._herald.incident if self._detection is not None else self._herald.show
+        tell = self._publisher.incident if self._detection is not None else self._publisher.show
         for incident in changed:
             state = incident, done[incident.id]
             if self._shown.get(incident.id) != state:

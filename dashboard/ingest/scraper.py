@@ -42,7 +42,7 @@ _MAX_SD_BYTES: Final = 8 << 20
 _logger = logging.getLogger(__name__)
 
 
-class Status(msgspec.Struct, kw_only=True):
+class TargetStatus(msgspec.Struct, kw_only=True):
     """What is known of one target, for people."""
 
     target: str
@@ -87,14 +87,14 @@ class Scraper:
         self._found: dict[str, list[Target]] = {}
         """Targets by the source that named them; a source that fails keeps its last ones."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._status: dict[str, Status] = {}
+        self._status: dict[str, TargetStatus] = {}
         self._slots = asyncio.Semaphore(settings.scrape_concurrency)
         self._client: httpx.AsyncClient | None = None
         self._refresher: asyncio.Task[None] | None = None
         self._warned: set[str] = set()
 
     @property
-    def status(self) -> list[Status]:
+    def status(self) -> list[TargetStatus]:
         """All targets, by name."""
         return sorted(self._status.values(), key=lambda status: (status.target, status.url))
 
@@ -125,13 +125,15 @@ class Scraper:
     async def _refresh(self) -> None:
         while True:
             await self._discover()
-            targets = {**self._static, **distinct(t for found in self._found.values()
-                                                  for t in found)}  # fmt: skip
+            targets = {
+                **self._static,
+                **distinct(t for found in self._found.values() for t in found),
+            }
             for url in self._tasks.keys() - targets.keys():
                 await self._drop(url)
             for url, target in targets.items():
                 if url not in self._tasks:
-                    self._status[url] = Status(target=target.name, url=url)
+                    self._status[url] = TargetStatus(target=target.name, url=url)
                     self._tasks[url] = asyncio.create_task(self._follow(target))
             self._count()
             await self._sleep(self._settings.scrape_refresh_seconds)

@@ -51,7 +51,7 @@ class Audience(Protocol):
         """An incident about which somebody did something."""
 
 
-class Detects(Protocol):
+class CommitListener(Protocol):
     """What takes notice of each commit; called on the writer thread."""
 
     def process(
@@ -80,7 +80,7 @@ class Writer:
     def __init__(
         self,
         store: Store,
-        detection: Detects,
+        detection: CommitListener,
         audience: Audience,
         metrics: SelfMetrics,
         capacity: int,

@@ -11,7 +11,7 @@ from kvlens.dashboard.model.scrape import Scrape
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 
-class Row(NamedTuple):
+class RecordRow(NamedTuple):
     """One request on its way into the store."""
 
     record: RequestRecord
@@ -25,7 +25,7 @@ class Batch(NamedTuple):
     engines: Sequence[tuple[EngineInfo, float]] = ()
     """Who sent it, each with the newest time that it reported."""
     events: Sequence[EngineEvent] = ()
-    rows: Sequence[Row] = ()
+    rows: Sequence[RecordRow] = ()
     actions: Sequence[Action] = ()
     deferrals: Sequence[RequestRecord] = ()
     """Reports of requests that wait: for the detectors, not kept."""

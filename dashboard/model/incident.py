@@ -13,7 +13,7 @@ RECOVERED: Final = "recovered"
 ENGINE_GONE: Final = "engine_gone"
 
 
-class Scope(msgspec.Struct, kw_only=True, frozen=True):
+class RequestScope(msgspec.Struct, kw_only=True, frozen=True):
     """Which requests an incident is about: a filter, so that it stays small."""
 
     since: float
@@ -58,7 +58,7 @@ class Incident(msgspec.Struct, kw_only=True, frozen=True):
     """Internal request ids, oldest first."""
     lost_tokens: int
     requests: int
-    scope: Scope
+    scope: RequestScope
 
 
 def incident_id(kind: str, incarnation_id: str, first_request: str) -> str:

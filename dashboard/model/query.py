@@ -32,7 +32,7 @@ class RequestQuery(msgspec.Struct, kw_only=True, frozen=True):
     cursor: str | None = None
 
 
-class Page(NamedTuple):
+class FoundRequests(NamedTuple):
     """Requests in the wanted order, and where the next page starts."""
 
     records: list[RequestRecord]

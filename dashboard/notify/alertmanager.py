@@ -112,8 +112,10 @@ class Alertmanager(Sender):
         self._metrics.failed.inc(count)
         _logger.error(
             "Alertmanager %s refused alerts: HTTP %d %s",
-            self._name(), answer.status_code, answer.text[:200],
-        )  # fmt: skip
+            self._name(),
+            answer.status_code,
+            answer.text[:200],
+        )
 
     def _forget(self, chunk: list[_Alert]) -> None:
         """Closed incidents need no repetition once they are delivered."""

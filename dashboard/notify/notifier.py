@@ -57,11 +57,15 @@ class Notifier:
         bearer = {"Authorization": f"Bearer {token.get_secret_value()}"} if token else {}
         self._alertmanagers = [
             Alertmanager(
-                url, _client(settings, bearer), metrics.alertmanagers, self._wording,
-                settings.alertmanager_resend_seconds, settings.notify_queue,
+                url,
+                _client(settings, bearer),
+                metrics.alertmanagers,
+                self._wording,
+                settings.alertmanager_resend_seconds,
+                settings.notify_queue,
             )
             for url in settings.alertmanager_urls
-        ]  # fmt: skip
+        ]
         metrics.notify_waiting.set_function(lambda: sum(s.waiting for s in self._senders))
 
     @property

@@ -12,7 +12,7 @@ from kvlens.dashboard.api.deps import ServicesDep
 from kvlens.dashboard.api.shapes import JSON, errors
 from kvlens.dashboard.sizing import page, report
 from kvlens.dashboard.sizing.stored import sized
-from kvlens.dashboard.web.charts import DEFAULT_RANGE, RANGES, Window
+from kvlens.dashboard.web.charts import DEFAULT_RANGE, RANGES, TimeRange
 from kvlens.dashboard.web.templating import render
 from kvlens.telemetry.sizing.measure import Question
 from kvlens.telemetry.sizing.stack import Order
@@ -62,7 +62,7 @@ def sizing_page(
     found = services.store.engine(engine)
     if found is None:
         return render(services, request, "missing.html", status=404, what="engine", ident=engine)
-    window = Window.named(range, time.time())
+    window = TimeRange.named(range, time.time())
     curve = sized(services.store, found, window.since, window.until, Question())
     shown = page.shown(curve) if curve is not None else {"sized": None}
     return render(

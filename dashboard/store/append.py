@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from kvlens.dashboard.model.actions import Action
-from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.batch import Appended, Batch, RecordRow
 from kvlens.dashboard.model.engine import REPLACED, SILENT, STOPPED, EngineEvent
 from kvlens.dashboard.store.rollup import (
     EVER,
@@ -75,7 +75,7 @@ def transaction(db: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-class Appender:
+class SqliteAppender:
     """Appends batches; knows the engines, so that a row costs no query."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -141,9 +141,18 @@ class Appender:
             return []
         cursor = self._db.execute(
             _ENGINE,
-            (info.incarnation_id, info.engine_id, info.dp_rank, info.host, info.model,
-             info.started_at, at, at, encode(info)),
-        )  # fmt: skip
+            (
+                info.incarnation_id,
+                info.engine_id,
+                info.dp_rank,
+                info.host,
+                info.model,
+                info.started_at,
+                at,
+                at,
+                encode(info),
+            ),
+        )
         assert cursor.lastrowid is not None
         self._numbers[info.incarnation_id] = cursor.lastrowid
         # An engine that was killed never says that it stopped; its successor does.
@@ -153,7 +162,7 @@ class Appender:
         ).fetchall()
         return [(incarnation, info.started_at) for (incarnation,) in replaced]
 
-    def _insert(self, row: Row) -> int | None:
+    def _insert(self, row: RecordRow) -> int | None:
         """``seq`` of a new request, None for one that is there already."""
         record = row.record
         anomalous = (
@@ -164,10 +173,19 @@ class Appender:
         )
         cursor = self._db.execute(
             _REQUEST,
-            (self._numbers[record.incarnation_id], record.internal_request_id, record.request_id,
-             record.finish_time, record.verdict, record.cause, int(anomalous),
-             record.lost_tokens, record.expected_tokens, record.served_tokens),
-        )  # fmt: skip
+            (
+                self._numbers[record.incarnation_id],
+                record.internal_request_id,
+                record.request_id,
+                record.finish_time,
+                record.verdict,
+                record.cause,
+                int(anomalous),
+                record.lost_tokens,
+                record.expected_tokens,
+                record.served_tokens,
+            ),
+        )
         if not cursor.rowcount:
             return None
         seq = cursor.lastrowid

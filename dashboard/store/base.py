@@ -14,7 +14,7 @@ from kvlens.dashboard.model.actions import Action, Handling
 from kvlens.dashboard.model.batch import Appended, Batch
 from kvlens.dashboard.model.engine import Engine
 from kvlens.dashboard.model.incident import Incident
-from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.query import FoundRequests, RequestQuery
 from kvlens.dashboard.model.totals import Point
 from kvlens.telemetry.records import RequestRecord
 
@@ -111,7 +111,7 @@ class Store(Protocol):
     def actions(self, before: float | None = None, limit: int = 200) -> list[Action]:
         """Return the audit log, newest first: entries with a time below ``before``."""
 
-    def requests(self, query: RequestQuery) -> Page:
+    def requests(self, query: RequestQuery) -> FoundRequests:
         """One page; raises ``ValueError`` for a cursor that is not ours.
 
         Raises :class:`TooSlowError` if it would take too long.

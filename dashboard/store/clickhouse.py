@@ -13,17 +13,22 @@ from kvlens.dashboard.model.actions import Action, Handling, by_incident
 from kvlens.dashboard.model.batch import Appended, Batch
 from kvlens.dashboard.model.engine import SILENT, Engine
 from kvlens.dashboard.model.incident import CLOSED, Incident
-from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.query import FoundRequests, RequestQuery
 from kvlens.dashboard.model.totals import Point, Totals
 from kvlens.dashboard.store.base import DetectionState, StoreError, Upkeep
-from kvlens.dashboard.store.clickhouse_append import Appender, engine_states, read_info, silence
+from kvlens.dashboard.store.clickhouse_append import (
+    ClickHouseAppender,
+    engine_states,
+    read_info,
+    silence,
+)
 from kvlens.dashboard.store.clickhouse_http import Http, quoted
 from kvlens.dashboard.store.clickhouse_lease import Lease
 from kvlens.dashboard.store.clickhouse_query import bodies, find, incident_conditions
 from kvlens.dashboard.store.clickhouse_schema import FLEET, migrate
-from kvlens.dashboard.store.clickhouse_target import Target
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget
 from kvlens.dashboard.store.order import ORDERS
-from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.retention import RetentionLimits
 from kvlens.dashboard.store.rollup import EVER, fill, level_of, of_fleet, points
 from kvlens.telemetry.records import EngineInfo, RequestRecord, decode_record
 
@@ -37,7 +42,7 @@ class ClickHouseStore:
 
     shared: Final = True
 
-    def __init__(self, target: Target, limits: Limits) -> None:
+    def __init__(self, target: ClickHouseTarget, limits: RetentionLimits) -> None:
         """Create or migrate the tables; raises :class:`StoreError`. Sizes are not limited here."""
         self._http = Http(target)
         self._db = target.database
@@ -45,7 +50,7 @@ class ClickHouseStore:
         self._pruned_at = 0.0
         try:
             migrate(self._http, target, limits)
-            self._appender = Appender(self._http, self._db)
+            self._appender = ClickHouseAppender(self._http, self._db)
         except BaseException:
             self._http.close()
             raise
@@ -135,25 +140,32 @@ class ClickHouseStore:
             f"{self._db}.incidents",
             [
                 {
-                    "id": i.id, "incarnation_id": i.incarnation_id, "state": i.state,
-                    "opened_at": i.opened_at, "closed_at": i.closed_at, "changed_at": time.time(),
-                    "body": msgspec.json.encode(i).decode(), "version": version,
+                    "id": i.id,
+                    "incarnation_id": i.incarnation_id,
+                    "state": i.state,
+                    "opened_at": i.opened_at,
+                    "closed_at": i.closed_at,
+                    "changed_at": time.time(),
+                    "body": msgspec.json.encode(i).decode(),
+                    "version": version,
                 }
                 for i in incidents
             ],
-        )  # fmt: skip
+        )
         rows = [("", "", str(checkpoint).encode()), *states]
         self._http.insert(
             f"{self._db}.detection",
             [
                 {
-                    "detector": detector, "key": key,
+                    "detector": detector,
+                    "key": key,
                     "state": base64.b64encode(state or b"").decode(),
-                    "deleted": int(state is None), "version": version,
+                    "deleted": int(state is None),
+                    "version": version,
                 }
                 for detector, key, state in rows
             ],
-        )  # fmt: skip
+        )
 
     def load_detection(self) -> DetectionState:
         """Return what :meth:`save_detection` kept last."""
@@ -228,14 +240,14 @@ class ClickHouseStore:
         )
         return [_action(row) for row in rows]
 
-    def requests(self, query: RequestQuery) -> Page:
+    def requests(self, query: RequestQuery) -> FoundRequests:
         """One page; raises ``ValueError`` for a cursor that is not ours."""
         table = f"{self._db}.requests"
         keys = find(self._http, table, query)
         page = keys[: query.limit]
         records = [decode_record(body) for body in bodies(self._http, table, page)]
         more = len(keys) > query.limit and page
-        return Page(records, ORDERS[query.sort].cursor(page[-1]) if more else None)
+        return FoundRequests(records, ORDERS[query.sort].cursor(page[-1]) if more else None)
 
     def request(self, ident: str) -> RequestRecord | None:
         """By internal or external id; of several, the newest."""
@@ -296,8 +308,11 @@ class ClickHouseStore:
         )
         found = [
             Engine(
-                info=read_info(info), first_seen=first_seen, last_seen=last_seen,
-                ended_at=max(last_seen, heard_at) if ended_at is None and silent_at > heard_at
+                info=read_info(info),
+                first_seen=first_seen,
+                last_seen=last_seen,
+                ended_at=max(last_seen, heard_at)
+                if ended_at is None and silent_at > heard_at
                 else ended_at,
                 end_reason=reason or (SILENT if silent_at > heard_at else None),
                 totals=fill(Totals(), totals.get(ident, {}).items()),
@@ -305,7 +320,7 @@ class ClickHouseStore:
             )
             for ident, info, first_seen, last_seen, ended_at, reason, heard_at, silent_at in rows
             if info
-        ]  # fmt: skip
+        ]
         return sorted(found, key=lambda e: (e.info.started_at, e.first_seen), reverse=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.batch import Appended, Batch, RecordRow
 from kvlens.dashboard.model.engine import REPLACED, STOPPED
 from kvlens.dashboard.store.clickhouse_http import Http
 from kvlens.dashboard.store.clickhouse_query import row_id
@@ -23,7 +23,7 @@ _SEEN_EVERY: Final = 10.0
 _VERSION_DIGITS: Final = 20
 
 
-class Appender:
+class ClickHouseAppender:
     """Appends batches; what it knows of engines is read again when a stranger appears."""
 
     def __init__(self, http: Http, database: str) -> None:
@@ -129,9 +129,9 @@ class Appender:
 
     # --- requests ---------------------------------------------------------------
 
-    def _fresh(self, batches: Sequence[Batch]) -> tuple[list[tuple[int, Row]], int]:
+    def _fresh(self, batches: Sequence[Batch]) -> tuple[list[tuple[int, RecordRow]], int]:
         """Rows that are not there yet, each with a new ``seq``; and how many came."""
-        rows: dict[int, Row] = {}
+        rows: dict[int, RecordRow] = {}
         total = 0
         for row in (row for batch in batches for row in batch.rows):
             total += 1
@@ -139,7 +139,7 @@ class Appender:
         there = self._there(rows)
         return [(self._next(), row) for ident, row in rows.items() if ident not in there], total
 
-    def _there(self, rows: dict[int, Row]) -> set[int]:
+    def _there(self, rows: dict[int, RecordRow]) -> set[int]:
         if not rows:
             return set()
         times = [row.record.finish_time for row in rows.values()]
@@ -152,7 +152,7 @@ class Appender:
         )
         return {ident for (ident,) in found}
 
-    def _insert_requests(self, fresh: Iterable[tuple[int, Row]]) -> None:
+    def _insert_requests(self, fresh: Iterable[tuple[int, RecordRow]]) -> None:
         rows = [_request_row(seq, row) for seq, row in fresh]
         token = hashlib.sha256(",".join(sorted(str(r["row_id"]) for r in rows)).encode())
         self._http.insert(
@@ -221,7 +221,7 @@ def _engine_row(
     }
 
 
-def _request_row(seq: int, row: Row) -> dict[str, Any]:
+def _request_row(seq: int, row: RecordRow) -> dict[str, Any]:
     record: RequestRecord = row.record
     sums: dict[str, float] = {}
     for key, value in counters(record):

@@ -13,7 +13,7 @@ import httpx
 import msgspec
 
 from kvlens.dashboard.store.base import StoreError
-from kvlens.dashboard.store.clickhouse_target import Target
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget
 
 _ATTEMPTS: Final = 4
 _FIRST_PAUSE: Final = 0.1
@@ -39,7 +39,7 @@ class ClickHouseError(StoreError):
 class Http:
     """One server. Thread-safe; connections are pooled and kept."""
 
-    def __init__(self, target: Target, timeout: float = 30.0) -> None:
+    def __init__(self, target: ClickHouseTarget, timeout: float = 30.0) -> None:
         """``timeout`` is the longest wait for an answer, in seconds."""
         self._target = target
         self._client = httpx.Client(

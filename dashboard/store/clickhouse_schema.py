@@ -14,8 +14,8 @@ from typing import Final
 
 from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.clickhouse_http import Http
-from kvlens.dashboard.store.clickhouse_target import Target
-from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget
+from kvlens.dashboard.store.retention import RetentionLimits
 from kvlens.dashboard.store.rollup import EVER, HOUR, MINUTE
 
 FLEET: Final = ""
@@ -29,7 +29,7 @@ _WINDOW: Final = 10_000
 class Ddl:
     """Writes statements for one target."""
 
-    def __init__(self, target: Target, limits: Limits) -> None:
+    def __init__(self, target: ClickHouseTarget, limits: RetentionLimits) -> None:
         self.database = target.database
         self._target = target
         self._limits = limits
@@ -118,8 +118,10 @@ def _ttl(seconds: str) -> str:
 
 
 def _first(ddl: Ddl) -> list[str]:
-    keys = f"[({MINUTE}, '{FLEET}'), ({HOUR}, '{FLEET}'), ({MINUTE}, incarnation_id)," \
-           f" ({HOUR}, incarnation_id), ({EVER}, incarnation_id)]"  # fmt: skip
+    keys = (
+        f"[({MINUTE}, '{FLEET}'), ({HOUR}, '{FLEET}'), ({MINUTE}, incarnation_id),"
+        f" ({HOUR}, incarnation_id), ({EVER}, incarnation_id)]"
+    )
     return [
         *ddl.sharded(
             "requests",
@@ -144,8 +146,7 @@ def _first(ddl: Ddl) -> list[str]:
             "level UInt32, incarnation_id LowCardinality(String), slot Int64,"
             " counters SimpleAggregateFunction(sumMap, Map(String, Float64))",
             "AggregatingMergeTree",
-            "ORDER BY (level, incarnation_id, slot)"
-            f" {ddl.ttls['sums']} {ddl.deduplicated()}",
+            f"ORDER BY (level, incarnation_id, slot) {ddl.ttls['sums']} {ddl.deduplicated()}",
         ),
         ddl.view(
             "sums_of_requests",
@@ -200,7 +201,7 @@ def _first(ddl: Ddl) -> list[str]:
             "ReplacingMergeTree(version)",
             "ORDER BY id TTL toDateTime(beat) + INTERVAL 1 DAY",
         ),
-    ]  # fmt: skip
+    ]
 
 
 def _heard(ddl: Ddl) -> list[str]:
@@ -216,7 +217,7 @@ MIGRATIONS: Final[tuple[Callable[[Ddl], list[str]], ...]] = (_first, _heard)
 """Step ``n`` takes the tables from version n to n + 1; every statement may be repeated."""
 
 
-def migrate(http: Http, target: Target, limits: Limits) -> None:
+def migrate(http: Http, target: ClickHouseTarget, limits: RetentionLimits) -> None:
     """Create what is missing; raises :class:`StoreError` for tables of a newer kvlens.
 
     Dashboards that start together repeat each other's statements, which changes nothing.

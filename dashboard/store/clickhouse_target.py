@@ -16,7 +16,7 @@ _YES: Final = {"1": True, "true": True, "0": False, "false": False}
 
 
 @dataclass(frozen=True)
-class Target:
+class ClickHouseTarget:
     """One server (any node of a cluster, or a proxy before them) and what to use there."""
 
     url: str
@@ -33,7 +33,7 @@ class Target:
         return f"{SCHEME}://{self.url.partition('://')[2]}/{self.database}{suffix}"
 
 
-def parse(text: str) -> Target:
+def parse(text: str) -> ClickHouseTarget:
     """Read ``clickhouse://user:password@host:port/database?cluster=NAME&secure=1``.
 
     Raises ``ValueError`` that says what is wrong, never with the password in it.
@@ -59,7 +59,7 @@ def parse(text: str) -> Target:
         raise ValueError("cluster is a name of letters, digits and _.- from remote_servers")
     scheme, default = ("https", _SECURE_PORT) if _YES[secure] else ("http", _PORT)
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return Target(
+    return ClickHouseTarget(
         url=f"{scheme}://{host}:{port or default}",
         database=database,
         user=unquote(parts.username or "default"),

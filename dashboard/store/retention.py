@@ -23,7 +23,7 @@ _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Limits:
+class RetentionLimits:
     """Ages in seconds, size in bytes."""
 
     request_age: float
@@ -34,7 +34,7 @@ class Limits:
 class Retention:
     """Deletes what is too old, then the oldest while the file is too large."""
 
-    def __init__(self, db: sqlite3.Connection, limits: Limits) -> None:
+    def __init__(self, db: sqlite3.Connection, limits: RetentionLimits) -> None:
         self._db = db
         self._limits = limits
         self._pruned_at = float("-inf")

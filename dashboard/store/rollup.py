@@ -24,8 +24,14 @@ _REUSE_BUCKETS: Final = 64
 _CAUSE: Final = "cause."
 _REUSE: Final = "reuse."
 _GROUP: Final = "group."
-_TOKENS: Final = ("expected_tokens", "servable_tokens", "served_tokens", "lost_tokens",
-                  "evicted_tokens", "lost_gpu_seconds")  # fmt: skip
+_TOKENS: Final = (
+    "expected_tokens",
+    "servable_tokens",
+    "served_tokens",
+    "lost_tokens",
+    "evicted_tokens",
+    "lost_gpu_seconds",
+)
 _SCALARS: Final = (*_TOKENS, "loads", "reload_seconds", "deferrals", "deferral_seconds")
 MINUTE: Final = 60
 HOUR: Final = 3600

@@ -20,15 +20,15 @@ from kvlens.dashboard.model.actions import Action, Handling, by_incident
 from kvlens.dashboard.model.batch import Appended, Batch
 from kvlens.dashboard.model.engine import Engine
 from kvlens.dashboard.model.incident import Incident
-from kvlens.dashboard.model.query import Page, RequestQuery
+from kvlens.dashboard.model.query import FoundRequests, RequestQuery
 from kvlens.dashboard.model.totals import Point, Totals
 from kvlens.dashboard.store import schema
-from kvlens.dashboard.store.append import Appender, transaction
+from kvlens.dashboard.store.append import SqliteAppender, transaction
 from kvlens.dashboard.store.base import DetectionState, TooSlowError, Upkeep
 from kvlens.dashboard.store.codec import unpack
 from kvlens.dashboard.store.order import ORDERS
 from kvlens.dashboard.store.query import page_sql
-from kvlens.dashboard.store.retention import Limits, Retention
+from kvlens.dashboard.store.retention import Retention, RetentionLimits
 from kvlens.dashboard.store.rollup import fill, level_of, points
 from kvlens.dashboard.store.rollup import unpack as unpack_sums
 from kvlens.telemetry.records import RequestRecord, decode_engine, decode_record
@@ -38,7 +38,7 @@ _PATIENCE: Final = 5.0
 """Seconds after which a page is given up."""
 _STEPS: Final = 100_000
 """Instructions of SQLite's machine between two looks at the clock."""
-_DEFAULT_LIMITS: Final = Limits(30 * 86_400.0, 365 * 86_400.0, 20 << 30)
+_DEFAULT_LIMITS: Final = RetentionLimits(30 * 86_400.0, 365 * 86_400.0, 20 << 30)
 _ENGINES: Final = """
 SELECT info, first_seen, last_seen, ended_at, end_reason, counters,
     (SELECT count(*) FROM incidents i WHERE i.incarnation_id = e.incarnation_id
@@ -60,7 +60,7 @@ class SqliteStore:
 
     shared = False
 
-    def __init__(self, path: str, limits: Limits = _DEFAULT_LIMITS) -> None:
+    def __init__(self, path: str, limits: RetentionLimits = _DEFAULT_LIMITS) -> None:
         """Open or create ``path``; raises :class:`StoreError`."""
         self._path = path
         self._lock = schema.lock(path)
@@ -69,7 +69,7 @@ class SqliteStore:
         except BaseException:
             os.close(self._lock)
             raise
-        self._appender = Appender(self._db)
+        self._appender = SqliteAppender(self._db)
         self._retention = Retention(self._db, limits)
         # LIFO: a quiet dashboard keeps using the connection whose cache is warm.
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue()
@@ -107,11 +107,18 @@ class SqliteStore:
             db.executemany(
                 "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [
-                    (i.id, i.incarnation_id, i.state, i.opened_at, i.closed_at, now,
-                     msgspec.json.encode(i).decode())
+                    (
+                        i.id,
+                        i.incarnation_id,
+                        i.state,
+                        i.opened_at,
+                        i.closed_at,
+                        now,
+                        msgspec.json.encode(i).decode(),
+                    )
                     for i in incidents
                 ],
-            )  # fmt: skip
+            )
             db.executemany(
                 "INSERT OR REPLACE INTO detection VALUES (?, ?, ?)",
                 [state for state in states if state[2] is not None],
@@ -204,17 +211,17 @@ class SqliteStore:
             ).fetchall()
         return [_action(row) for row in rows]
 
-    def requests(self, query: RequestQuery) -> Page:
+    def requests(self, query: RequestQuery) -> FoundRequests:
         """See :meth:`kvlens.dashboard.store.base.Store.requests`."""
         with self._reader() as db:
             engines = _engine_numbers(db, query)
             if engines == []:
-                return Page([], None)
+                return FoundRequests([], None)
             with _at_most(_PATIENCE, db):
                 rows = db.execute(*page_sql(query, engines)).fetchall()
         page = rows[: query.limit]
         more = len(rows) > query.limit and page
-        return Page(
+        return FoundRequests(
             [decode_record(unpack(body)) for *_, body in page],
             ORDERS[query.sort].cursor(page[-1][:-1]) if more else None,
         )

@@ -16,15 +16,36 @@ from kvlens.telemetry.records import RequestRecord
 SERVING_FOR: Final = 120.0
 """Seconds after its last sign of life during which an engine counts as serving."""
 _SUMMARY: Final = (
-    "request_id", "internal_request_id", "engine_id", "incarnation_id", "model", "finish_time",
-    "prompt_tokens", "local_tokens", "served_tokens", "servable_tokens", "expected_tokens",
-    "lost_tokens", "verdict", "cause", "confidence", "summary",
-)  # fmt: skip
+    "request_id",
+    "internal_request_id",
+    "engine_id",
+    "incarnation_id",
+    "model",
+    "finish_time",
+    "prompt_tokens",
+    "local_tokens",
+    "served_tokens",
+    "servable_tokens",
+    "expected_tokens",
+    "lost_tokens",
+    "verdict",
+    "cause",
+    "confidence",
+    "summary",
+)
 _SUMS: Final = (
-    "requests", "expected_tokens", "servable_tokens", "served_tokens", "lost_tokens",
-    "lost_by_cause", "evicted_tokens", "lost_gpu_seconds", "deferrals", "deferral_seconds",
+    "requests",
+    "expected_tokens",
+    "servable_tokens",
+    "served_tokens",
+    "lost_tokens",
+    "lost_by_cause",
+    "evicted_tokens",
+    "lost_gpu_seconds",
+    "deferrals",
+    "deferral_seconds",
     "reuse_buckets",
-)  # fmt: skip
+)
 _QUANTILES: Final = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 
 

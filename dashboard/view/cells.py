@@ -15,7 +15,7 @@ from itertools import groupby
 from kvlens.dashboard.view.windows import first_needed
 from kvlens.telemetry.records import GroupLayout, GroupLookup, Lookup
 
-Span = tuple[int, int]
+ChunkSpan = tuple[int, int]
 """Half-open range of chunk indexes."""
 
 
@@ -62,7 +62,7 @@ def runs(
     size = queries[0].tokens_per_chunk
     chunks = -(-tokens // size)
     resident = [(first, last + 1) for query in queries for first, last in query.resident]
-    layers: dict[CellState, list[Span]] = {
+    layers: dict[CellState, list[ChunkSpan]] = {
         CellState.LOCAL: [(0, lookup.local_tokens // size)],
         CellState.SERVED: [_served(query, layout, lookup) for query in queries],
         CellState.POPPED: [_popped(query) for query in asked],
@@ -86,11 +86,11 @@ def runs(
         yield Run(state, first, end - 1, first * size, min(end * size, tokens))
 
 
-def _edges(spans: Iterable[Span], chunks: int) -> Iterable[int]:
+def _edges(spans: Iterable[ChunkSpan], chunks: int) -> Iterable[int]:
     return (edge for span in spans for edge in span if 0 < edge < chunks)
 
 
-def _merged(spans: Iterable[Span], chunks: int) -> Iterable[Span]:
+def _merged(spans: Iterable[ChunkSpan], chunks: int) -> Iterable[ChunkSpan]:
     """Within the prompt, in order, without overlap: painting them costs each edge once."""
     reached = 0
     for start, end in sorted(spans):
@@ -104,11 +104,11 @@ def _hit_end(query: GroupLookup) -> int:
     return query.start_chunk + (query.raw_hits or 0)
 
 
-def _popped(query: GroupLookup) -> Span:
+def _popped(query: GroupLookup) -> ChunkSpan:
     return _hit_end(query) - query.popped, _hit_end(query)
 
 
-def _hits(query: GroupLookup, layout: GroupLayout | None, local: int) -> Span:
+def _hits(query: GroupLookup, layout: GroupLayout | None, local: int) -> ChunkSpan:
     """Chunks that a query found: a prefix, or only the window that it was looking for."""
     if not query.raw_hits:
         return 0, 0
@@ -117,13 +117,13 @@ def _hits(query: GroupLookup, layout: GroupLayout | None, local: int) -> Span:
     return max(query.start_chunk, needed), _hit_end(query)
 
 
-def _scanned(query: GroupLookup, layout: GroupLayout | None, local: int) -> Span:
+def _scanned(query: GroupLookup, layout: GroupLayout | None, local: int) -> ChunkSpan:
     """Chunks whose absence a query established."""
     start, _ = _hits(query, layout, local)
     return max(start, query.start_chunk), query.start_chunk + query.width
 
 
-def _served(query: GroupLookup, layout: GroupLayout | None, lookup: Lookup) -> Span:
+def _served(query: GroupLookup, layout: GroupLayout | None, lookup: Lookup) -> ChunkSpan:
     if not lookup.result:
         return 0, 0
     if query.state_chunk is not None:

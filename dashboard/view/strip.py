@@ -14,7 +14,7 @@ from kvlens.telemetry.semconv import DEFERRED_EXITS, Depth, Exit
 
 
 @dataclass(frozen=True)
-class Row:
+class StripRow:
     """One KV-cache group on the strip; counts are chunks of this group."""
 
     kv_group: int
@@ -51,7 +51,7 @@ class Strip:
     answered: int
     servable: int
     expected: int
-    rows: tuple[Row, ...]
+    rows: tuple[StripRow, ...]
     lookup: Lookup
 
 
@@ -130,11 +130,11 @@ def _row(
     tokens: int,
     *,
     veto: bool,
-) -> Row:
+) -> StripRow:
     # A group queried in several passes: every pass adds cells, the last one has the numbers.
     asked = [query for query in queries if query.pass_number > 0]
     last = (asked or queries)[-1]
-    return Row(
+    return StripRow(
         kv_group=last.kv_group,
         kind=last.group_kind,
         tokens_per_chunk=last.tokens_per_chunk,

@@ -12,9 +12,23 @@ from kvlens.dashboard.model.incident import Incident
 from kvlens.telemetry import semconv
 
 FIELDS: Final = (
-    "kind", "severity", "state", "engine", "model", "verdict", "cause", "confidence", "summary",
-    "next_step", "lost_tokens", "requests", "groups", "incident", "opened_at", "url",
-)  # fmt: skip
+    "kind",
+    "severity",
+    "state",
+    "engine",
+    "model",
+    "verdict",
+    "cause",
+    "confidence",
+    "summary",
+    "next_step",
+    "lost_tokens",
+    "requests",
+    "groups",
+    "incident",
+    "opened_at",
+    "url",
+)
 """What a template may name."""
 _ALERT_PREFIX: Final = "KVLens"
 
@@ -81,16 +95,15 @@ class Wording:
     def labels(self, incident: Incident) -> dict[str, str]:
         """What routes, groups and identifies the alert; names as in the engines' metrics."""
         labels = {
-            semconv.LABEL_ALERT: _ALERT_PREFIX + "".join(
-                word.capitalize() for word in incident.kind.split("_")
-            ),
+            semconv.LABEL_ALERT: _ALERT_PREFIX
+            + "".join(word.capitalize() for word in incident.kind.split("_")),
             semconv.LABEL_SEVERITY: incident.severity,
             semconv.LABEL_ENGINE: incident.engine_id,
             semconv.LABEL_MODEL: incident.model,
             semconv.LABEL_CAUSE: incident.cause or "",
             semconv.LABEL_INCIDENT_KIND: incident.kind,
             semconv.LABEL_INCIDENT: incident.id,
-        }  # fmt: skip
+        }
         return {name: value for name, value in labels.items() if value}
 
     def annotations(self, notice: Notice) -> dict[str, str]:

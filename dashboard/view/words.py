@@ -12,7 +12,7 @@ from kvlens.dashboard.view.cells import CellState
 from kvlens.telemetry.semconv import Cause, Exit, IncidentKind, Verdict
 
 
-class Word(NamedTuple):
+class Term(NamedTuple):
     """A term: its label, its explanation and the tone that colours it."""
 
     label: str
@@ -20,21 +20,21 @@ class Word(NamedTuple):
     tone: str = "quiet"
 
 
-VERDICTS: Final[dict[str, Word]] = {
-    Verdict.FULL: Word("full", "Everything that could be reused was served.", "good"),
-    Verdict.PARTIAL: Word(
+VERDICTS: Final[dict[str, Term]] = {
+    Verdict.FULL: Term("full", "Everything that could be reused was served.", "good"),
+    Verdict.PARTIAL: Term(
         "partial", "Some reusable tokens were served, the rest recomputed.", "warn"
     ),
-    Verdict.LOST: Word("lost", "Reusable tokens existed, yet none were served.", "bad"),
-    Verdict.LOCAL: Word("local", "The GPU prefix cache already held the prefix.", "good"),
-    Verdict.COLD: Word("cold", "This prefix was never computed before on this engine.", "quiet"),
-    Verdict.EVICTED: Word("evicted", "The tier held the prefix once and evicted it.", "warn"),
-    Verdict.UNSTORED: Word("unstored", "The prefix was computed but never stored.", "warn"),
-    Verdict.STALLED: Word("stalled", "The lookup kept being deferred instead of answered.", "bad"),
-    Verdict.UNSAFE: Word(
+    Verdict.LOST: Term("lost", "Reusable tokens existed, yet none were served.", "bad"),
+    Verdict.LOCAL: Term("local", "The GPU prefix cache already held the prefix.", "good"),
+    Verdict.COLD: Term("cold", "This prefix was never computed before on this engine.", "quiet"),
+    Verdict.EVICTED: Term("evicted", "The tier held the prefix once and evicted it.", "warn"),
+    Verdict.UNSTORED: Term("unstored", "The prefix was computed but never stored.", "warn"),
+    Verdict.STALLED: Term("stalled", "The lookup kept being deferred instead of answered.", "bad"),
+    Verdict.UNSAFE: Term(
         "unsafe", "Served a boundary at which a recurrent group has no state.", "bad"
     ),
-    Verdict.SKIPPED: Word("skipped", "This request does not read the cache.", "quiet"),
+    Verdict.SKIPPED: Term("skipped", "This request does not read the cache.", "quiet"),
 }
 
 CAUSES: Final[dict[str, str]] = {
@@ -91,67 +91,67 @@ EXITS: Final[dict[str, str]] = {
     Exit.OTHER_CONNECTOR: "Another connector served the prompt.",
 }
 
-INCIDENTS: Final[dict[str, Word]] = {
-    IncidentKind.ZERO_HIT: Word(
+INCIDENTS: Final[dict[str, Term]] = {
+    IncidentKind.ZERO_HIT: Term(
         "Every offload hit is lost", "Requests that should be served get 0 tokens, in a row."
     ),
-    IncidentKind.LOST_HITS: Word(
+    IncidentKind.LOST_HITS: Term(
         "Offload hits are being lost", "More than a tenth of the expected tokens is recomputed."
     ),
-    IncidentKind.STORE_GAPS: Word("Stored prefixes have gaps", "Chunks are missing mid-prefix."),
-    IncidentKind.CAPACITY_THRASH: Word(
+    IncidentKind.STORE_GAPS: Term("Stored prefixes have gaps", "Chunks are missing mid-prefix."),
+    IncidentKind.CAPACITY_THRASH: Term(
         "Evicted before reuse", "The tier evicts prefixes that are asked for again."
     ),
-    IncidentKind.DEFERRAL_STALL: Word(
+    IncidentKind.DEFERRAL_STALL: Term(
         "Lookups are stalled", "Requests wait for an answer of the offload tier."
     ),
-    IncidentKind.SLOW_RELOAD: Word("Reloads are slow", "Twice as slow as this engine's baseline."),
-    IncidentKind.STORE_FAILURES: Word("Stores are failing", "Loads go on, some stores fail."),
-    IncidentKind.LOAD_FAILURES: Word("Loads are failing", "Hits cannot be loaded."),
-    IncidentKind.UNSAFE_BOUNDARY: Word(
+    IncidentKind.SLOW_RELOAD: Term("Reloads are slow", "Twice as slow as this engine's baseline."),
+    IncidentKind.STORE_FAILURES: Term("Stores are failing", "Loads go on, some stores fail."),
+    IncidentKind.LOAD_FAILURES: Term("Loads are failing", "Hits cannot be loaded."),
+    IncidentKind.UNSAFE_BOUNDARY: Term(
         "Unsafe boundary served", "A recurrent state of another position was loaded."
     ),
-    IncidentKind.TELEMETRY_LOST: Word("Telemetry is being lost", "Counts are a lower bound."),
-    IncidentKind.VERSION_REGRESSION: Word(
+    IncidentKind.TELEMETRY_LOST: Term("Telemetry is being lost", "Counts are a lower bound."),
+    IncidentKind.VERSION_REGRESSION: Term(
         "A version serves less", "Served share fell against the last good version or config."
     ),
-    IncidentKind.LOOKUP_FALLBACK: Word(
+    IncidentKind.LOOKUP_FALLBACK: Term(
         "Corrections are off", "An invariant failed, so that vLLM's own lookup is used."
     ),
-    IncidentKind.NOTHING_STORED: Word(
+    IncidentKind.NOTHING_STORED: Term(
         "Nothing is stored", "The tier is asked, and has held nothing since the start."
     ),
-    IncidentKind.LOW_HITS: Word(
+    IncidentKind.LOW_HITS: Term(
         "Hardly any offload hits", "The tier gives back little of what is asked for and stored."
     ),
-    IncidentKind.LOCAL_HITS_LOST: Word(
+    IncidentKind.LOCAL_HITS_LOST: Term(
         "GPU cache hits are lost", "The GPU's own prefix cache finds nothing, though it is there."
     ),
 }
 
-CELLS: Final[dict[CellState, Word]] = {
-    CellState.LOCAL: Word("local", "Already in the GPU prefix cache; not asked of the tier."),
-    CellState.SERVED: Word("served", "Loaded from the offload tier."),
-    CellState.POPPED: Word("popped", "Hit, then given up: a drafter's last chunk is volatile."),
-    CellState.HIT: Word("hit, not served", "Found, but the final boundary does not use it."),
-    CellState.RESIDENT: Word("stored, not asked", "In the tier, but no query reached it."),
-    CellState.MISSING: Word("missing", "Asked for, not in the tier."),
-    CellState.UNASKED: Word("not asked", "Beyond the query or outside the window; not stored."),
-    CellState.UNKNOWN: Word("unknown", "The record lists no residency this far."),
+CELLS: Final[dict[CellState, Term]] = {
+    CellState.LOCAL: Term("local", "Already in the GPU prefix cache; not asked of the tier."),
+    CellState.SERVED: Term("served", "Loaded from the offload tier."),
+    CellState.POPPED: Term("popped", "Hit, then given up: a drafter's last chunk is volatile."),
+    CellState.HIT: Term("hit, not served", "Found, but the final boundary does not use it."),
+    CellState.RESIDENT: Term("stored, not asked", "In the tier, but no query reached it."),
+    CellState.MISSING: Term("missing", "Asked for, not in the tier."),
+    CellState.UNASKED: Term("not asked", "Beyond the query or outside the window; not stored."),
+    CellState.UNKNOWN: Term("unknown", "The record lists no residency this far."),
 }
 
-ENGINES: Final[dict[str, Word]] = {
-    "serving": Word("serving", "It reported within the last two minutes.", "good"),
-    "losing": Word("losing hits", "An incident of this engine is open.", "bad"),
-    "idle": Word("idle", "It has not reported for two minutes: no requests, or no connection."),
-    "gone": Word("gone", "It stopped, a later start replaced it, or nothing was heard of it."),
+ENGINES: Final[dict[str, Term]] = {
+    "serving": Term("serving", "It reported within the last two minutes.", "good"),
+    "losing": Term("losing hits", "An incident of this engine is open.", "bad"),
+    "idle": Term("idle", "It has not reported for two minutes: no requests, or no connection."),
+    "gone": Term("gone", "It stopped, a later start replaced it, or nothing was heard of it."),
 }
 
-TARGETS: Final[dict[str, Word]] = {
-    "up": Word("up", "It answers.", "good"),
-    "down": Word("down", "The last scrape failed.", "bad"),
-    "pending": Word("pending", "It has not been read yet."),
-    "not_vllm": Word("not vLLM", "It answers, but with no engine's numbers.", "warn"),
+TARGETS: Final[dict[str, Term]] = {
+    "up": Term("up", "It answers.", "good"),
+    "down": Term("down", "The last scrape failed.", "bad"),
+    "pending": Term("pending", "It has not been read yet."),
+    "not_vllm": Term("not vLLM", "It answers, but with no engine's numbers.", "warn"),
 }
 
 HELP: Final[dict[str, str]] = {
@@ -197,16 +197,16 @@ HELP: Final[dict[str, str]] = {
 }
 
 
-def verdict(name: str) -> Word:
+def verdict(name: str) -> Term:
     """The word for a verdict; an unknown one (a newer engine's) is shown as it is."""
-    return VERDICTS.get(name, Word(name.replace("_", " "), "Not known to this version."))
+    return VERDICTS.get(name, Term(name.replace("_", " "), "Not known to this version."))
 
 
-def cause(name: str) -> Word:
+def cause(name: str) -> Term:
     """The word for a cause, as for :func:`verdict`."""
-    return Word(name.replace("_", " "), CAUSES.get(name, "Not known to this version."))
+    return Term(name.replace("_", " "), CAUSES.get(name, "Not known to this version."))
 
 
-def incident(kind: str) -> Word:
+def incident(kind: str) -> Term:
     """The word for an incident kind, as for :func:`verdict`."""
-    return INCIDENTS.get(kind, Word(kind.replace("_", " "), "Not known to this version."))
+    return INCIDENTS.get(kind, Term(kind.replace("_", " "), "Not known to this version."))

@@ -38,16 +38,25 @@ def before_and_after(store: Store, incident: Incident) -> list[Versus]:
     found = []
     if _requests(earlier):
         note = f"{plural(_requests(earlier), 'request')} in the day before"
-        found.append(Versus("Before and during", note, ("before", "during"),
-                            comparison.lines(earlier, during)))  # fmt: skip
+        found.append(
+            Versus(
+                "Before and during", note, ("before", "during"), comparison.lines(earlier, during)
+            )
+        )
     last = _last_version(store, engine)
     if last is not None:
         names = comparison.differing(
             comparison.key_of(last.info), comparison.key_of(engine.info)
         ) or ("the start before, same configuration", "this start")
         note = f"{plural(_requests(last.totals), 'request')} of the start before"
-        found.append(Versus("Against the start before", note, names,
-                            comparison.lines(last.totals, engine.totals)))  # fmt: skip
+        found.append(
+            Versus(
+                "Against the start before",
+                note,
+                names,
+                comparison.lines(last.totals, engine.totals),
+            )
+        )
     return found
 
 

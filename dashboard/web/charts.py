@@ -15,7 +15,7 @@ BARS = 96
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeRange:
     """A range of time that a page shows; Unix seconds."""
 
     name: str
@@ -29,7 +29,7 @@ class Window:
         return self.until - self.since
 
     @classmethod
-    def named(cls, name: str, now: float) -> Window:
+    def named(cls, name: str, now: float) -> TimeRange:
         """The range called ``name``, ending now; an unknown name is the default."""
         name = name if name in RANGES else DEFAULT_RANGE
         seconds = RANGES[name]
@@ -58,10 +58,10 @@ class Chart:
     bars: tuple[Bar, ...]
     top: float
     """Tokens per step at the upper edge."""
-    window: Window
+    window: TimeRange
 
 
-def token_chart(points: Sequence[Point], window: Window) -> Chart | None:
+def token_chart(points: Sequence[Point], window: TimeRange) -> Chart | None:
     """Lay out ``points``; None when no step has served or lost tokens."""
     top = max((point.served_tokens + point.lost_tokens for point in points), default=0)
     if not top:

@@ -45,12 +45,18 @@ class Line:
 
 def key_of(info: EngineInfo) -> str:
     """Model, versions and configuration, as in an address."""
-    return _BETWEEN.join((
-        info.model.replace(_BETWEEN, "/"), f"vLLM {info.vllm_version}",
-        f"kvlens {info.kvlens_version}", info.lookup,
-        f"{info.layout.blocks_per_chunk} blocks per chunk",
-        "no capacity told" if info.capacity_chunks is None else f"{info.capacity_chunks} chunks",
-    ))  # fmt: skip
+    return _BETWEEN.join(
+        (
+            info.model.replace(_BETWEEN, "/"),
+            f"vLLM {info.vllm_version}",
+            f"kvlens {info.kvlens_version}",
+            info.lookup,
+            f"{info.layout.blocks_per_chunk} blocks per chunk",
+            "no capacity told"
+            if info.capacity_chunks is None
+            else f"{info.capacity_chunks} chunks",
+        )
+    )
 
 
 def differing(one: str, other: str) -> tuple[str, str] | None:
@@ -100,23 +106,49 @@ def choose(known: Sequence[Side], one: str, other: str) -> tuple[Side, Side] | N
 def lines(one: Totals, other: Totals) -> list[Line]:
     """What is compared; shares and percentiles, so that different amounts of traffic compare."""
     return [
-        _shares("Served of expected", "Tokens loaded, of those that offloading should have served",
-                one, other, "served_tokens", "expected_tokens", more_is_better=True),
-        _shares("Lost of expected", "Tokens computed again although the tier should have had them",
-                one, other, "lost_tokens", "expected_tokens", more_is_better=False),
-        _shares("Servable of expected", "Tokens that were in the tier when it was asked",
-                one, other, "servable_tokens", "expected_tokens", more_is_better=True),
+        _shares(
+            "Served of expected",
+            "Tokens loaded, of those that offloading should have served",
+            one,
+            other,
+            "served_tokens",
+            "expected_tokens",
+            more_is_better=True,
+        ),
+        _shares(
+            "Lost of expected",
+            "Tokens computed again although the tier should have had them",
+            one,
+            other,
+            "lost_tokens",
+            "expected_tokens",
+            more_is_better=False,
+        ),
+        _shares(
+            "Servable of expected",
+            "Tokens that were in the tier when it was asked",
+            one,
+            other,
+            "servable_tokens",
+            "expected_tokens",
+            more_is_better=True,
+        ),
         _verdicts("Requests that lost all", Verdict.LOST, one, other),
         _verdicts("Requests that lost a part", Verdict.PARTIAL, one, other),
         _verdicts("Requests served in full", Verdict.FULL, one, other, more_is_better=True),
         _times("Reload p50", 0.5, one, other),
         _times("Reload p95", 0.95, one, other),
         _per_request("GPU time lost per request", one, other),
-    ]  # fmt: skip
+    ]
 
 
-def _line(name: str, help_: str, numbers: tuple[float | None, float | None],
-          texts: tuple[str, str], more_is_better: bool) -> Line:  # fmt: skip
+def _line(
+    name: str,
+    help_: str,
+    numbers: tuple[float | None, float | None],
+    texts: tuple[str, str],
+    more_is_better: bool,
+) -> Line:
     first, second = numbers
     better = None
     if first is not None and second is not None and texts[0] != texts[1]:
@@ -124,8 +156,16 @@ def _line(name: str, help_: str, numbers: tuple[float | None, float | None],
     return Line(name, help_, texts, better)
 
 
-def _shares(name: str, help_: str, one: Totals, other: Totals, part: str, whole: str,
-            *, more_is_better: bool) -> Line:  # fmt: skip
+def _shares(
+    name: str,
+    help_: str,
+    one: Totals,
+    other: Totals,
+    part: str,
+    whole: str,
+    *,
+    more_is_better: bool,
+) -> Line:
     parts = [(getattr(t, part), getattr(t, whole)) for t in (one, other)]
     numbers = [p / w if w else None for p, w in parts]
     texts = [format.percent(p, w) for p, w in parts]
@@ -152,5 +192,10 @@ def _per_request(name: str, one: Totals, other: Totals) -> Line:
     counts = [(t.lost_gpu_seconds, sum(t.requests.values())) for t in (one, other)]
     numbers = [seconds / requests if requests else None for seconds, requests in counts]
     texts = format.duration(numbers[0]), format.duration(numbers[1])
-    return _line(name, "Device time of computing again what could have been loaded",
-                 (numbers[0], numbers[1]), texts, False)  # fmt: skip
+    return _line(
+        name,
+        "Device time of computing again what could have been loaded",
+        (numbers[0], numbers[1]),
+        texts,
+        False,
+    )

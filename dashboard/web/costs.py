@@ -8,7 +8,7 @@ from kvlens.dashboard.model.engine import Engine
 from kvlens.dashboard.model.totals import Totals, add_up
 from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.web.bars import percent
-from kvlens.dashboard.web.charts import Window
+from kvlens.dashboard.web.charts import TimeRange
 
 MOST_ENGINES = 20
 """Rows of the table: the engines that lost most since their start."""
@@ -36,7 +36,7 @@ class EngineRow:
 class CostPage:
     """The fleet over a window of time."""
 
-    window: Window
+    window: TimeRange
     totals: Totals
     causes: list[CauseRow]
     engines: list[EngineRow]
@@ -59,7 +59,7 @@ class CostPage:
         return "< 0.01" if 0 < busy < 0.01 else f"{busy:,.2f}"
 
 
-def cost_page(store: Store, window: Window) -> CostPage:
+def cost_page(store: Store, window: TimeRange) -> CostPage:
     """Read the page."""
     if window.seconds > _HOUR:  # whole hours: their sums are kept, a hundredth of the rows
         since = window.since // _HOUR * _HOUR

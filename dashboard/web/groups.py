@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvlens.dashboard.model.totals import GroupTotals, Point
 from kvlens.dashboard.view.format import compact, utc
 from kvlens.dashboard.web.bars import percent
-from kvlens.dashboard.web.charts import Window
+from kvlens.dashboard.web.charts import TimeRange
 from kvlens.telemetry.records import EngineInfo, GroupLayout
 
 HEIGHT = 34
@@ -39,8 +39,9 @@ class GroupRow:
     sparks: tuple[Spark, ...]
 
 
-def group_rows(info: EngineInfo, points: Sequence[Point], total: dict[int, GroupTotals],
-               window: Window) -> list[GroupRow]:  # fmt: skip
+def group_rows(
+    info: EngineInfo, points: Sequence[Point], total: dict[int, GroupTotals], window: TimeRange
+) -> list[GroupRow]:
     """One row per group, in group order; empty if no record told of groups."""
     if not total:
         return []
@@ -62,22 +63,40 @@ def group_rows(info: EngineInfo, points: Sequence[Point], total: dict[int, Group
                 resident=resident,
                 resident_share=share,
                 sparks=(
-                    _spark("asked per lookup", begin, window,
-                           [(at, s.width / s.lookups) for at, s in series if s.lookups]),
-                    _spark("found per lookup", begin, window,
-                           [(at, s.hits / s.lookups) for at, s in series if s.lookups]),
-                    _spark("stored", begin, window,
-                           [(at, s.stored) for at, s in series if s.samples or s.stored]),
-                    _spark("loaded", begin, window,
-                           [(at, s.loaded) for at, s in series if s.samples or s.loaded]),
+                    _spark(
+                        "asked per lookup",
+                        begin,
+                        window,
+                        [(at, s.width / s.lookups) for at, s in series if s.lookups],
+                    ),
+                    _spark(
+                        "found per lookup",
+                        begin,
+                        window,
+                        [(at, s.hits / s.lookups) for at, s in series if s.lookups],
+                    ),
+                    _spark(
+                        "stored",
+                        begin,
+                        window,
+                        [(at, s.stored) for at, s in series if s.samples or s.stored],
+                    ),
+                    _spark(
+                        "loaded",
+                        begin,
+                        window,
+                        [(at, s.loaded) for at, s in series if s.samples or s.loaded],
+                    ),
                     _spark("resident", begin, window, levels),
                 ),
             )
-        )  # fmt: skip
+        )
     return rows
 
 
-def _spark(name: str, begin: float, window: Window, values: Sequence[tuple[int, float]]) -> Spark:
+def _spark(
+    name: str, begin: float, window: TimeRange, values: Sequence[tuple[int, float]]
+) -> Spark:
     top = max((value for _, value in values), default=0.0)
     span = window.until - begin
     segments: list[list[str]] = []

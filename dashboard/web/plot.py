@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvlens.dashboard.view.cells import CellState, Run
 from kvlens.dashboard.view.format import plural, words
-from kvlens.dashboard.view.strip import Row, Strip
+from kvlens.dashboard.view.strip import Strip, StripRow
 from kvlens.dashboard.view.words import CELLS, HELP
 from kvlens.dashboard.web.bars import percent
 
@@ -58,7 +58,7 @@ class Mark:
 class PlotRow:
     """A row of the strip, ready to draw."""
 
-    row: Row
+    row: StripRow
     cells: tuple[Cell, ...]
     badge: str
     badge_help: str
@@ -99,7 +99,7 @@ def draw(strip: Strip) -> Plot:
     )
 
 
-def _row(row: Row, strip: Strip) -> PlotRow:
+def _row(row: StripRow, strip: Strip) -> PlotRow:
     separate = row.chunks <= SEPARATE_CHUNKS
     runs = [cell for run in row.runs for cell in _split(run, row, strip)] if separate else row.runs
     badge, badge_help = _badge(row)
@@ -112,13 +112,13 @@ def _row(row: Row, strip: Strip) -> PlotRow:
     )
 
 
-def _split(run: Run, row: Row, strip: Strip) -> Iterable[Run]:
+def _split(run: Run, row: StripRow, strip: Strip) -> Iterable[Run]:
     for chunk in range(run.first, run.last + 1):
         start = chunk * row.tokens_per_chunk
         yield Run(run.state, chunk, chunk, start, min(start + row.tokens_per_chunk, strip.tokens))
 
 
-def _cell(run: Run, row: Row, tokens: int) -> Cell:
+def _cell(run: Run, row: StripRow, tokens: int) -> Cell:
     share = 100 * (run.end_token - run.start_token) / tokens
     label = "" if share < _TEXT_PERCENT else _label(run, row)
     css = f"cell-{run.state.value}" + (" tiny" if share < _TINY_PERCENT else "")
@@ -134,11 +134,11 @@ def _cell(run: Run, row: Row, tokens: int) -> Cell:
     )
 
 
-def _label(run: Run, row: Row) -> str:
+def _label(run: Run, row: StripRow) -> str:
     return f"{run.count:,} chunks" if row.chunks > SEPARATE_CHUNKS else f"{run.first:,}"
 
 
-def _title(run: Run, row: Row) -> str:
+def _title(run: Run, row: StripRow) -> str:
     word = CELLS[run.state]
     chunks = f"chunk {run.first:,}" if run.count == 1 else f"chunks {run.first:,} to {run.last:,}"
     text = f"{word.label}: {chunks}, tokens {run.start_token:,} to {run.end_token - 1:,}."
@@ -146,7 +146,7 @@ def _title(run: Run, row: Row) -> str:
     return f"{text} {word.help}" + (" Incomplete: never offloaded whole." if incomplete else "")
 
 
-def _badge(row: Row) -> tuple[str, str]:
+def _badge(row: StripRow) -> tuple[str, str]:
     if row.drafter and row.annotated is False:
         return (
             "treated as drafter",
@@ -160,7 +160,7 @@ def _badge(row: Row) -> tuple[str, str]:
     return "", ""
 
 
-def _sentence(row: Row, badge: str) -> str:
+def _sentence(row: StripRow, badge: str) -> str:
     """The row in words: what a screen reader says instead of the drawing."""
     head = f"Group {row.kv_group}, {words(row.kind)}, {row.tokens_per_chunk:,} tokens per chunk"
     hits = "answer deferred" if row.raw_hits is None else plural(row.raw_hits, "raw hit")

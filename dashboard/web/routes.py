@@ -11,15 +11,15 @@ from fastapi.responses import HTMLResponse, Response
 from kvlens.dashboard.api.deps import Services, ServicesDep
 from kvlens.dashboard.ingest.scraper import Scraper
 from kvlens.dashboard.model.incident import CLOSED, OPEN
-from kvlens.dashboard.model.query import Page
+from kvlens.dashboard.model.query import FoundRequests
 from kvlens.dashboard.model.totals import quantile
 from kvlens.dashboard.notify.notifier import wording
 from kvlens.dashboard.store.base import TooSlowError
 from kvlens.dashboard.web import comparison, views
 from kvlens.dashboard.web.assets import assets, version
-from kvlens.dashboard.web.charts import DEFAULT_RANGE, Window
+from kvlens.dashboard.web.charts import DEFAULT_RANGE, TimeRange
 from kvlens.dashboard.web.costs import cost_page
-from kvlens.dashboard.web.filters import SORTS, Filters
+from kvlens.dashboard.web.request_form import SORTS, RequestForm
 from kvlens.dashboard.web.templating import render
 from kvlens.telemetry.semconv import Cause, Verdict
 
@@ -30,7 +30,7 @@ router = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
 def overview(services: ServicesDep, request: Request, range: str = DEFAULT_RANGE) -> Response:
     """The fleet at a glance, worst first."""
     scraper: Scraper = request.app.state.scraper
-    view = views.overview(services.store, Window.named(range, time.time()), scraper.status)
+    view = views.overview(services.store, TimeRange.named(range, time.time()), scraper.status)
     return render(services, request, "overview.html", page="overview", view=view)
 
 
@@ -42,7 +42,7 @@ def engine(
     found = services.store.engine(ident)
     if found is None:
         return _missing(services, request, "engine", ident)
-    view = views.engine_page(services.store, found, Window.named(range, time.time()))
+    view = views.engine_page(services.store, found, TimeRange.named(range, time.time()))
     return render(services, request, "engine.html", view=view, page="overview", quantile=quantile)
 
 
@@ -107,16 +107,16 @@ def compare(services: ServicesDep, request: Request, a: str = "", b: str = "") -
 @router.get("/cost")
 def cost(services: ServicesDep, request: Request, range: str = DEFAULT_RANGE) -> Response:
     """What the losses cost."""
-    view = cost_page(services.store, Window.named(range, time.time()))
+    view = cost_page(services.store, TimeRange.named(range, time.time()))
     return render(services, request, "cost.html", page="cost", view=view)
 
 
 @router.get("/requests")
 def requests(services: ServicesDep, request: Request) -> Response:
     """Finished requests."""
-    filters = Filters.parse(request.query_params)
+    filters = RequestForm.parse(request.query_params)
     errors = list(filters.errors)
-    found: Page | None = None
+    found: FoundRequests | None = None
     try:
         try:
             found = services.store.requests(filters.query(time.time()))

@@ -62,9 +62,11 @@ def sizing(totals: Totals, capacity: int | None) -> Sizing | None:
     points = [(100 * n / last, 100 - 100 * share) for n, (_, share) in enumerate(rows)]
     line = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
     # Of the bucket that the capacity lies in, only what surely fits counts.
-    now = None if capacity is None else max(
-        (share for chunks, share in rows if chunks <= capacity), default=0.0
-    )  # fmt: skip
+    now = (
+        None
+        if capacity is None
+        else max((share for chunks, share in rows if chunks <= capacity), default=0.0)
+    )
     return Sizing(
         rows=tuple(rows),
         line=line,

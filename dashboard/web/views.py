@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvlens.dashboard.ingest.scraper import Status
+from kvlens.dashboard.ingest.scraper import TargetStatus
 from kvlens.dashboard.model.engine import Engine
 from kvlens.dashboard.model.incident import CLOSED, OPEN, Incident
 from kvlens.dashboard.model.query import RequestQuery
@@ -47,7 +47,7 @@ class Overview:
     engines: list[Engine]
     totals: Totals
     chart: charts.Chart | None
-    window: charts.Window
+    window: charts.TimeRange
     lost: list[RequestRecord]
     targets: list[ScrapedTarget]
 
@@ -65,11 +65,11 @@ class Overview:
 class ScrapedTarget(NamedTuple):
     """One server whose ``/metrics`` are read, and the open incidents of its engines."""
 
-    status: Status
+    status: TargetStatus
     incidents: list[Incident]
 
 
-def _targets(scraped: Sequence[Status], incidents: Sequence[Incident]) -> list[ScrapedTarget]:
+def _targets(scraped: Sequence[TargetStatus], incidents: Sequence[Incident]) -> list[ScrapedTarget]:
     """Worst first: with incidents, then those that do not answer."""
     found = [
         ScrapedTarget(
@@ -83,7 +83,9 @@ def _targets(scraped: Sequence[Status], incidents: Sequence[Incident]) -> list[S
     )
 
 
-def overview(store: Store, window: charts.Window, scraped: Sequence[Status] = ()) -> Overview:
+def overview(
+    store: Store, window: charts.TimeRange, scraped: Sequence[TargetStatus] = ()
+) -> Overview:
     """Read the overview; ``scraped`` are the targets as the scraper knows them."""
     points = store.series(window.since, window.until, window.step, None)
     engines = sorted(
@@ -114,7 +116,7 @@ class EnginePage:
     engine: Engine
     totals: Totals
     chart: charts.Chart | None
-    window: charts.Window
+    window: charts.TimeRange
     groups: list[GroupRow]
     sizing: Sizing | None
     incidents: list[Incident]
@@ -130,7 +132,7 @@ class EnginePage:
         return all(g.drafter_used for g in groups) and not any(g.drafter for g in groups)
 
 
-def engine_page(store: Store, engine: Engine, window: charts.Window) -> EnginePage:
+def engine_page(store: Store, engine: Engine, window: charts.TimeRange) -> EnginePage:
     """Read the page of ``engine``."""
     incarnation = engine.info.incarnation_id
     points = store.series(window.since, window.until, window.step, incarnation)

@@ -64,18 +64,23 @@ def waterfall(record: RequestRecord) -> Waterfall | None:
     return Waterfall(steps, whole, max(0, len(spans) - MOST_ROWS))
 
 
-Span = tuple[str, str, str, float, float | None]
+TimedStep = tuple[str, str, str, float, float | None]
 """Kind, label, detail, start (Unix seconds), length (seconds)."""
 
 
-def _spans(record: RequestRecord) -> list[Span]:
-    spans: list[Span] = []
+def _spans(record: RequestRecord) -> list[TimedStep]:
+    spans: list[TimedStep] = []
     first = min((item.time for item in record.lookups), default=record.started_at)
     if first is not None and first > record.arrival_time:
-        spans.append((
-            "wait", "Waiting", "From the arrival to the first lookup, or to its first step",
-            record.arrival_time, first - record.arrival_time,
-        ))  # fmt: skip
+        spans.append(
+            (
+                "wait",
+                "Waiting",
+                "From the arrival to the first lookup, or to its first step",
+                record.arrival_time,
+                first - record.arrival_time,
+            )
+        )
     for item in record.lookups:
         exit_ = item.exit.replace("_", " ")
         asked = f", asked {item.count:,} times" * (item.result is None or item.count > 1)
@@ -96,11 +101,15 @@ def _spans(record: RequestRecord) -> list[Span]:
         failed = ", failed" * load.failed
         spans.append(("load", "Load", f"{chunks:,} chunks{took}{failed}", load.time, until))
     if record.started_at is not None:
-        spans.append((
-            "compute", "Compute",
-            f"From the first computed token; {record.output_tokens:,} tokens generated",
-            record.started_at, max(0.0, record.finish_time - record.started_at),
-        ))  # fmt: skip
+        spans.append(
+            (
+                "compute",
+                "Compute",
+                f"From the first computed token; {record.output_tokens:,} tokens generated",
+                record.started_at,
+                max(0.0, record.finish_time - record.started_at),
+            )
+        )
     for store in record.stores:
         stored = sum(group.stored for group in store.groups)
         if stored:

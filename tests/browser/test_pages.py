@@ -25,22 +25,38 @@ def paths(ingest: httpx.Client) -> list[str]:
     incident = open_incident(ingest)
     wide = ingest.get("/api/v1/requests", params={"cause": "store_gap"}).json()["requests"][0]
     return [
-        "/", "/incidents", f"/incidents/{incident}", "/requests", "/engines/inc-a1",
-        "/requests/cmpl-0111", "/requests/cmpl-1003",
-        "/requests/" + quote(wide["internal_request_id"], safe=""), "/requests?verdict=stalled",
-        "/compare", "/cost", "/cost?range=7d", "/runbooks", "/runbooks/zero_hit",
-    ]  # fmt: skip
+        "/",
+        "/incidents",
+        f"/incidents/{incident}",
+        "/requests",
+        "/engines/inc-a1",
+        "/requests/cmpl-0111",
+        "/requests/cmpl-1003",
+        "/requests/" + quote(wide["internal_request_id"], safe=""),
+        "/requests?verdict=stalled",
+        "/compare",
+        "/cost",
+        "/cost?range=7d",
+        "/runbooks",
+        "/runbooks/zero_hit",
+    ]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_pages_fit_and_can_be_read(
-    chromium: Browser, dashboard: str, paths: list[str], complaints: Complaints,
-    theme: str, width: int,
-) -> None:  # fmt: skip
+    chromium: Browser,
+    dashboard: str,
+    paths: list[str],
+    complaints: Complaints,
+    theme: str,
+    width: int,
+) -> None:
     context = chromium.new_context(
-        base_url=dashboard, viewport={"width": width, "height": 844}, color_scheme=theme  # type: ignore[arg-type]
-    )  # fmt: skip
+        base_url=dashboard,
+        viewport={"width": width, "height": 844},
+        color_scheme=theme,  # type: ignore[arg-type]
+    )
     page = context.new_page()
     complaints.watch(page)
     for path in paths:

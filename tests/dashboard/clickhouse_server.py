@@ -109,9 +109,11 @@ class Server:
 
 
 def _without_keeper(sql: str) -> str:
-    return _REPLICATED.sub(r"\1(", _ON_CLUSTER.sub("", sql)) if sql.startswith(
-        ("CREATE", "ALTER")
-    ) else sql  # fmt: skip
+    return (
+        _REPLICATED.sub(r"\1(", _ON_CLUSTER.sub("", sql))
+        if sql.startswith(("CREATE", "ALTER"))
+        else sql
+    )
 
 
 @contextmanager

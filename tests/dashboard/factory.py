@@ -8,9 +8,13 @@ pop brings the groups whose window is one chunk to zero.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import msgspec
 
+from kvlens.dashboard.model.batch import Batch, RecordRow
+from kvlens.dashboard.model.engine import EngineEvent
+from kvlens.dashboard.store.codec import pack
 from kvlens.telemetry.records import (
     Correction,
     EngineInfo,
@@ -22,6 +26,7 @@ from kvlens.telemetry.records import (
     Lookup,
     RequestRecord,
     Store,
+    encode,
 )
 
 CHUNK = 512
@@ -236,4 +241,13 @@ def _store(at: float, *, stored: int = 0, already: int = 0) -> Store:
         ],
         completed_at=at + 0.05 if stored else None,
         bytes=stored * 3 * 1_048_576 if stored else None,
+    )
+
+
+def batch(info: EngineInfo, records: Sequence[RequestRecord], *events: tuple[str, float]) -> Batch:
+    newest = max([info.started_at, *(record.finish_time for record in records)])
+    return Batch(
+        [(info, newest)],
+        [EngineEvent(info.incarnation_id, state, at) for state, at in events],
+        [RecordRow(record, pack(encode(record))) for record in records],
     )

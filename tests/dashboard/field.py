@@ -28,31 +28,53 @@ def partial(index: int, tokens: int = 512, **fields: object) -> RequestRecord:
     """Served ``tokens`` of 1,024 and lost the rest."""
     missing = 1024 - tokens
     values: dict[str, object] = {
-        "verdict": "partial", "cause": "drafter_fallback", "causes": ["drafter_fallback"],
-        "served_tokens": tokens, "lost_tokens": missing, "lost_at_lookup": missing,
-        "next_step": "do this", "vetoing_group": 1,
-    }  # fmt: skip
+        "verdict": "partial",
+        "cause": "drafter_fallback",
+        "causes": ["drafter_fallback"],
+        "served_tokens": tokens,
+        "lost_tokens": missing,
+        "lost_at_lookup": missing,
+        "next_step": "do this",
+        "vetoing_group": 1,
+    }
     return served(index, **{**values, **fields})
 
 
 def evicted(index: int, tokens: int = 1024, slots: int = 20, **fields: object) -> RequestRecord:
     values: dict[str, object] = {
-        "verdict": "evicted", "cause": "capacity", "causes": ["capacity"], "served_tokens": 0,
-        "servable_tokens": 0, "expected_tokens": 0, "next_step": "Enlarge the pool",
+        "verdict": "evicted",
+        "cause": "capacity",
+        "causes": ["capacity"],
+        "served_tokens": 0,
+        "servable_tokens": 0,
+        "expected_tokens": 0,
+        "next_step": "Enlarge the pool",
         "evidence": {"evicted_tokens": tokens, "slots_needed": slots, "capacity_chunks": 293},
-    }  # fmt: skip
+    }
     return served(index, **{**values, **fields})
 
 
 def waiting(index: int, seconds: float, at: float, **fields: object) -> RequestRecord:
     """A request in flight whose lookup has been deferred for ``seconds`` at time ``at``."""
-    lookup = Lookup(time=at - seconds, seconds=1e-5, local_tokens=0, num_tokens=1100, attempt=1,
-                    exit="deferred_backend", count=int(seconds * 4000))  # fmt: skip
+    lookup = Lookup(
+        time=at - seconds,
+        seconds=1e-5,
+        local_tokens=0,
+        num_tokens=1100,
+        attempt=1,
+        exit="deferred_backend",
+        count=int(seconds * 4000),
+    )
     values: dict[str, object] = {
-        "verdict": "stalled", "cause": "pending_store", "causes": ["pending_store"],
-        "deferral_seconds": seconds, "finish_time": at, "lookups": [lookup], "lost_tokens": 0,
+        "verdict": "stalled",
+        "cause": "pending_store",
+        "causes": ["pending_store"],
+        "deferral_seconds": seconds,
+        "finish_time": at,
+        "lookups": [lookup],
+        "lost_tokens": 0,
         "next_step": "check the worker",
-    }  # fmt: skip
+    }
     return lost(index, **{**values, **fields})
 
 
@@ -60,19 +82,31 @@ def refusing(index: int, refused: int, stores: int = 1, **fields: object) -> Req
     """A served request, some of whose stores the tier refused."""
     at = START + 10 + index
     made = [
-        Store(time=at, refused=n < refused,
-              groups=[GroupChunks(kv_group=0, offered=4, refused=4 if n < refused else 0)])
+        Store(
+            time=at,
+            refused=n < refused,
+            groups=[GroupChunks(kv_group=0, offered=4, refused=4 if n < refused else 0)],
+        )
         for n in range(stores)
-    ]  # fmt: skip
+    ]
     return served(index, stores=made, **fields)
 
 
 def gap(index: int, **fields: object) -> RequestRecord:
     """F2: every 32nd chunk missing, so that the prompt gets what lies before the first gap."""
-    evidence = {"kv_group": 0, "first_gap_chunk": 31, "gap_chunks": [31, 63, 95], "gaps": 3,
-                "tokens_per_chunk": 256}  # fmt: skip
-    shape: dict[str, object] = {"cause": "store_gap", "causes": ["store_gap"],
-                                "evidence": evidence, "vetoing_group": 0}  # fmt: skip
+    evidence = {
+        "kv_group": 0,
+        "first_gap_chunk": 31,
+        "gap_chunks": [31, 63, 95],
+        "gaps": 3,
+        "tokens_per_chunk": 256,
+    }
+    shape: dict[str, object] = {
+        "cause": "store_gap",
+        "causes": ["store_gap"],
+        "evidence": evidence,
+        "vetoing_group": 0,
+    }
     return partial(index, **{**shape, **fields})
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 
 import httpx
@@ -10,6 +9,7 @@ import msgspec
 from exports import as_json, records_export
 from factory import cold_record, engine, lost_record, served_record
 from gallery import gap_record, nine_group_engine
+from waiting import eventually
 
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
@@ -66,14 +66,12 @@ def open_incident(client: httpx.Client, of: str | None = None) -> str:
 
     Detection follows the acknowledged ingest, so wait for it.
     """
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found = client.get("/api/v1/incidents", params={"state": "open"}).json()["incidents"]
-        found = [item for item in found if of in (None, item["incarnation_id"])]
-        if found:
-            return str(found[0]["id"])
-        time.sleep(0.02)
-    raise AssertionError("no incident opened within 10 s")
+
+    def found() -> list[str]:
+        incidents = client.get("/api/v1/incidents", params={"state": "open"}).json()["incidents"]
+        return [str(item["id"]) for item in incidents if of in (None, item["incarnation_id"])]
+
+    return eventually(found)[0]
 
 
 def hostile(info: EngineInfo, now: float) -> RequestRecord:

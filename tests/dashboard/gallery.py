@@ -63,18 +63,29 @@ def gap_record(base: RequestRecord, finish: float) -> RequestRecord:
     groups = [
         query(0, 1, 3, 3, boundary=4 * STATE, resident=[(0, 3)]),
         query(
-            1, local // 4, (4 * STATE - local) // 4, gap - local // 4,
-            boundary=gap * 4, resident=[(0, gap - 1), (gap + 1, 4_095)],
+            1,
+            local // 4,
+            (4 * STATE - local) // 4,
+            gap - local // 4,
+            boundary=gap * 4,
+            resident=[(0, gap - 1), (gap + 1, 4_095)],
         ),
         *[query(g, 1, 1, 1, resident=[(0, 1), (3, 3)], state_chunk=1) for g in (2, 3, 4, 5)],
         query(6, 56, 57, 57, popped=1, resident=[(50, 200)]),
         query(7, 28, 28, 28, resident=[(0, 127)]),
         query(8, 14, 14, 14, resident=[(0, 40)], truncated=True),
-    ]  # fmt: skip
+    ]
     lookup = Lookup(
-        time=finish - 3, seconds=1.4e-3, local_tokens=local, num_tokens=TOKENS, attempt=1,
-        exit="served", result=boundary - local, groups=groups, vetoing_group=1,
-    )  # fmt: skip
+        time=finish - 3,
+        seconds=1.4e-3,
+        local_tokens=local,
+        num_tokens=TOKENS,
+        attempt=1,
+        exit="served",
+        result=boundary - local,
+        groups=groups,
+        vetoing_group=1,
+    )
     return msgspec.structs.replace(
         base,
         request_id="chatcmpl-8f14e45fceea167a5a36dedd4bea2543",
@@ -113,9 +124,16 @@ def _deferred(finish: float) -> Lookup:
         resident=[(0, 3)],
     )
     return Lookup(
-        time=finish - 4.1, last_time=finish - 3, count=312, seconds=9e-6, local_tokens=STATE,
-        num_tokens=TOKENS, attempt=1, exit="deferred_backend", groups=[query],
-    )  # fmt: skip
+        time=finish - 4.1,
+        last_time=finish - 3,
+        count=312,
+        seconds=9e-6,
+        local_tokens=STATE,
+        num_tokens=TOKENS,
+        attempt=1,
+        exit="deferred_backend",
+        groups=[query],
+    )
 
 
 def nine_group_engine(base: EngineInfo) -> EngineInfo:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-T = TypeVar("T")
-PATIENCE = 30.0
-"""Seconds until a condition counts as never coming true; waiting ends as soon as it does."""
+from waiting import PATIENCE, eventually
 
 
 class Got(NamedTuple):
@@ -77,12 +74,3 @@ def receiving(port: int = 0) -> Iterator[Receiver]:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def eventually(condition: Callable[[], T]) -> T:
-    """Return the first true value of ``condition``."""
-    deadline = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.02)
-    return value

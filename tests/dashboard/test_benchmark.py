@@ -15,17 +15,31 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_every_query_and_budget_of_the_benchmark_is_measured(tmp_path: Path) -> None:
     command = [
-        sys.executable, str(ROOT / "benchmarks" / "dashboard.py"), "--no-peer", "--records", "2000",
-        "--repeat", "1", "--ingest", "100", "--rounds", "1", "--folder", str(tmp_path),
-        "--json", str(tmp_path / "result.json"),
-    ]  # fmt: skip
+        sys.executable,
+        str(ROOT / "benchmarks" / "dashboard.py"),
+        "--no-peer",
+        "--records",
+        "2000",
+        "--repeat",
+        "1",
+        "--ingest",
+        "100",
+        "--rounds",
+        "1",
+        "--folder",
+        str(tmp_path),
+        "--json",
+        str(tmp_path / "result.json"),
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode in (0, 1), run.stderr[-3000:]
     result = json.loads((tmp_path / "result.json").read_text())
     budgets = result["budgets"]
     assert [(row["limit"], row["at_least"]) for row in budgets] == [
-        (5000, True), (200, False), (2, False),
-    ]  # fmt: skip
+        (5000, True),
+        (200, False),
+        (2, False),
+    ]
     # Whether this machine keeps them is not the question; whether the benchmark says so is.
     for row in budgets:
         within = row["value"] >= row["limit"] if row["at_least"] else row["value"] <= row["limit"]

@@ -105,6 +105,10 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
     )
     run = subprocess.run(
         f"{sys.executable} -c {shlex.quote(script)} | head -1; exit ${{PIPESTATUS[0]}}",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (run.returncode, run.stdout, run.stderr) == (0, "line\n", "")

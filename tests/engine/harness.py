@@ -18,7 +18,7 @@ from kvlens.connector import versions
 from kvlens.dashboard.demo import engine
 from kvlens.dashboard.demo.model import FIRST_WORD
 from kvlens.dashboard.demo.process import Supervisor
-from kvlens.dashboard.demo.traffic import Client, Plan
+from kvlens.dashboard.demo.traffic import Traffic, TrafficClient
 from kvlens.telemetry import semconv
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,14 +48,14 @@ class Server:
     """A server that answers."""
 
     url: str
-    client: Client
+    client: TrafficClient
     log: Path
 
     def complete(self, prompt: list[int], output_tokens: int, request_id: str) -> str:
         """Greedy completion of token ids."""
         return self.client.complete(prompt, output_tokens, request_id)[1]
 
-    def play(self, plan: Plan, prefix: str = "test") -> list[str]:
+    def play(self, plan: Traffic, prefix: str = "test") -> list[str]:
         """Texts of all the plan's requests, in order."""
         return [answer.text for answer in self.client.play(plan, prefix)]
 
@@ -105,7 +105,7 @@ def serve(
     # pytest deals with signals itself.
     with Supervisor(signals=()) as supervisor:
         running = engine.start(supervisor, settings, folder / "server.log")
-        client = Client(running.url, engine.MODEL_NAME)
+        client = TrafficClient(running.url, engine.MODEL_NAME)
         try:
             yield Server(running.url, client, running.child.log)
         finally:

@@ -33,9 +33,11 @@ class Subscriber:
     def arguments(self) -> tuple[str, str]:
         """Arguments of the server that make it publish here."""
         config = {
-            "enable_kv_cache_events": True, "publisher": "zmq", "topic": _TOPIC,
+            "enable_kv_cache_events": True,
+            "publisher": "zmq",
+            "topic": _TOPIC,
             "endpoint": self._endpoint,
-        }  # fmt: skip
+        }
         return "--kv-events-config", json.dumps(config)
 
     def offloaded(self, kind: str) -> int:

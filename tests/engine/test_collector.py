@@ -104,9 +104,15 @@ def collector(
         where = ports | {"dashboard": dashboard, "other": other.url}
         command, variables = started(request.param, folder, where)
         serve = [
-            sys.executable, "-m", "kvlens.dashboard.cli", "serve",
-            "--port", str(ports["dashboard"]), "--store", str(folder / "kvlens.db"),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "kvlens.dashboard.cli",
+            "serve",
+            "--port",
+            str(ports["dashboard"]),
+            "--store",
+            str(folder / "kvlens.db"),
+        ]
         serving = supervisor.start("dashboard", serve, folder / "dashboard.log")
         child = supervisor.start(request.param, command, folder / "collector.log", variables)
         serving.wait_until(lambda: responds(f"{dashboard}/readyz"), 30)
@@ -153,8 +159,9 @@ def test_spans_pass_a_collector_whole(collector: Collector, protocol: str) -> No
     def on_the_dashboard() -> Any:
         answer = httpx.get(
             f"{collector.dashboard}/api/v1/requests",
-            params={"engine": info.engine_id, "verdict": "lost"}, trust_env=False,
-        )  # fmt: skip
+            params={"engine": info.engine_id, "verdict": "lost"},
+            trust_env=False,
+        )
         return answer.raise_for_status().json()["requests"]
 
     (found,) = collector.other.wait(on_the_dashboard)

@@ -11,12 +11,12 @@ from kvlens.dashboard.demo import model
 from kvlens.dashboard.demo.engine import free_port
 from kvlens.dashboard.demo.observe import Dashboard
 from kvlens.dashboard.demo.process import Supervisor
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=4, rounds=4, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=4, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 
 
 def test_a_dead_dashboard_costs_one_warning_and_counted_spans(

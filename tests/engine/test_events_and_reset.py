@@ -16,12 +16,12 @@ from harness import NEWEST, Server, serve
 from kv_events import REMOVED, STORED, Subscriber
 
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 SLOTS = 16
 SERVABLE = 1024
 """Two chunks of 512 tokens."""
@@ -39,9 +39,14 @@ def server(
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("events")
     with serve(
-        NEWEST, tiny_model, folder, {}, pool_bytes=8 * 2**20, arguments=events.arguments,
+        NEWEST,
+        tiny_model,
+        folder,
+        {},
+        pool_bytes=8 * 2**20,
+        arguments=events.arguments,
         env={"VLLM_SERVER_DEV_MODE": "1"},
-    ) as running:  # fmt: skip
+    ) as running:
         for document in range(PLAN.documents):
             running.complete(PLAN.prompt(document), PLAN.output_tokens, f"cold-{document}")
         running.flush(PLAN.documents)
@@ -68,9 +73,11 @@ def reset(server: Server, external: bool) -> None:
 
     def done() -> bool:
         answer = httpx.post(
-            f"{server.url}/reset_prefix_cache", params={"reset_external": external},
-            timeout=60, trust_env=False,
-        )  # fmt: skip
+            f"{server.url}/reset_prefix_cache",
+            params={"reset_external": external},
+            timeout=60,
+            trust_env=False,
+        )
         return bool(answer.raise_for_status().json()["success"])  # not while a block is held
 
     server.flush_until(done)

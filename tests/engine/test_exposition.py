@@ -25,12 +25,12 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import records, semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=4, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=1, prompt_tokens=1100, output_tokens=4, vocab=model.TINY.vocab)
 TRACE, CLIENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 OPENMETRICS = {"Accept": "application/openmetrics-text;version=1.0.0"}
 TRACED = "traced"
@@ -41,12 +41,15 @@ def ask(server: Server, document: int, request_id: str, **headers: str) -> None:
     answer = httpx.post(
         f"{server.url}/v1/completions",
         json={
-            "model": engine.MODEL_NAME, "prompt": PLAN.prompt(document), "temperature": 0,
+            "model": engine.MODEL_NAME,
+            "prompt": PLAN.prompt(document),
+            "temperature": 0,
             "max_tokens": PLAN.output_tokens,
         },
         headers={"X-Request-Id": request_id, **headers},
-        timeout=120, trust_env=False,
-    )  # fmt: skip
+        timeout=120,
+        trust_env=False,
+    )
     answer.raise_for_status()
 
 
@@ -96,13 +99,16 @@ def server(
     kvlens = {"otlp_endpoint": receiver.url, "otlp_metrics": True}
     folder = tmp_path_factory.mktemp("exposition")
     with serve(
-        NEWEST, tiny_model, folder, kvlens,
+        NEWEST,
+        tiny_model,
+        folder,
+        kvlens,
         arguments=("--otlp-traces-endpoint", f"{receiver.url}/v1/traces"),
         env={
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
             "OTEL_BSP_SCHEDULE_DELAY": "300",
         },
-    ) as running:  # fmt: skip
+    ) as running:
         check_children_at_start(page(running))
         play(running, receiver)
         yield running
@@ -209,10 +215,12 @@ def test_a_real_prometheus_scrapes_it(server: Server, two_servers: Server, tmp_p
     (tmp_path / "prometheus.yml").write_text(json.dumps(config))
     port = engine.free_port()
     command = [
-        prometheus, f"--config.file={tmp_path}/prometheus.yml",
-        f"--storage.tsdb.path={tmp_path}/data", f"--web.listen-address=127.0.0.1:{port}",
+        prometheus,
+        f"--config.file={tmp_path}/prometheus.yml",
+        f"--storage.tsdb.path={tmp_path}/data",
+        f"--web.listen-address=127.0.0.1:{port}",
         "--enable-feature=exemplar-storage",
-    ]  # fmt: skip
+    ]
     api = f"http://127.0.0.1:{port}/api/v1"
 
     def query(what: str, **parameters: str) -> Any:
@@ -226,13 +234,17 @@ def test_a_real_prometheus_scrapes_it(server: Server, two_servers: Server, tmp_p
         child.wait_until(lambda: len(query("query", query=served)["result"]) == 3, 30)
         assert {r["value"][1] for r in query("query", query=served)["result"]} == {"1024"}
         assert {t["health"] for t in query("targets")["activeTargets"]} == {"up"}
-        kinds = {m: query("metadata", metric=m)[m][0]["type"] for m in (
-            "kvlens_reload_latency_seconds", "kvlens_info")}  # fmt: skip
+        kinds = {
+            m: query("metadata", metric=m)[m][0]["type"]
+            for m in ("kvlens_reload_latency_seconds", "kvlens_info")
+        }
         assert kinds == {"kvlens_reload_latency_seconds": "histogram", "kvlens_info": "gauge"}
         (found,) = query(
-            "query_exemplars", query="kvlens_reload_latency_seconds_bucket",
-            start="0", end="9999999999",
-        )  # fmt: skip
+            "query_exemplars",
+            query="kvlens_reload_latency_seconds_bucket",
+            start="0",
+            end="9999999999",
+        )
         assert found["exemplars"][0]["labels"] == {semconv.EXEMPLAR_TRACE: TRACE}
 
 
@@ -256,12 +268,20 @@ def test_spans_join_the_clients_trace(server: Server, receiver: Receiver) -> Non
     assert record.lost_gpu_seconds == 0
     kinds = {name: type(value) for name, value in attributes.items()}
     assert kinds == {
-        "gen_ai.request.id": str, "gen_ai.request.model": str, "kvlens.verdict": str,
-        "kvlens.confidence": str, "kvlens.tokens.prompt": int,
-        "kvlens.tokens.local": int, "kvlens.tokens.served": int, "kvlens.tokens.servable": int,
-        "kvlens.tokens.expected": int, "kvlens.tokens.lost": int, "kvlens.tokens.computed": int,
-        "kvlens.tokens.evicted": int, "kvlens.lost_gpu_seconds": float,
-    }  # fmt: skip
+        "gen_ai.request.id": str,
+        "gen_ai.request.model": str,
+        "kvlens.verdict": str,
+        "kvlens.confidence": str,
+        "kvlens.tokens.prompt": int,
+        "kvlens.tokens.local": int,
+        "kvlens.tokens.served": int,
+        "kvlens.tokens.servable": int,
+        "kvlens.tokens.expected": int,
+        "kvlens.tokens.lost": int,
+        "kvlens.tokens.computed": int,
+        "kvlens.tokens.evicted": int,
+        "kvlens.lost_gpu_seconds": float,
+    }
     children = [s for s in list(receiver.spans) if s.parent_span_id == span.span_id]
     assert {child.name for child in children} == {semconv.SPAN_LOOKUP, semconv.SPAN_LOAD}
     lookup = values(next(c for c in children if c.name == semconv.SPAN_LOOKUP).attributes)

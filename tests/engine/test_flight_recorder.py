@@ -13,14 +13,14 @@ from harness import NEWEST, serve
 
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.dashboard.flight.recordings import load
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 REQUESTS = 1 + 4 * 2  # a warm-up comes first
-PLAN = Plan(documents=4, rounds=2, prompt_tokens=1100, output_tokens=4, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=2, prompt_tokens=1100, output_tokens=4, vocab=model.TINY.vocab)
 
 
 def test_a_killed_engine_leaves_every_record(

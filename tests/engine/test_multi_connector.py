@@ -12,13 +12,13 @@ import pytest
 from harness import NEWEST, TINY_OPTIONS, serve
 
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.dashboard.flight.recordings import load
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 SERVABLE = 1024
 """Two chunks of 512 tokens."""
 THEIRS, OURS = 2, 0
@@ -46,15 +46,21 @@ def test_what_the_other_connector_serves_is_not_lost(tiny_model: Path, tmp_path:
     connectors = [
         child("NeighbourConnector", "neighbour", 16 * MIB),
         child(
-            "KVLensOffloadingConnector", "kvlens.connector", 512 * MIB,
+            "KVLensOffloadingConnector",
+            "kvlens.connector",
+            512 * MIB,
             kvlens={"flight_recorder": str(folder)},
         ),
-    ]  # fmt: skip
+    ]
     with serve(
-        NEWEST, tiny_model, tmp_path, {}, connector="MultiConnector",
+        NEWEST,
+        tiny_model,
+        tmp_path,
+        {},
+        connector="MultiConnector",
         extra_config={"connectors": connectors},
         env={"PYTHONPATH": str(Path(__file__).parent), "VLLM_LOG_STATS_INTERVAL": "1"},
-    ) as server:  # fmt: skip
+    ) as server:
         texts = [
             server.complete(PLAN.prompt(document), PLAN.output_tokens, f"multi-{document}")
             for document in range(PLAN.documents)

@@ -15,14 +15,14 @@ import pytest
 from harness import FLUSH_SECONDS, NEWEST, Server, serve
 
 from kvlens.dashboard.demo import engine, model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.dashboard.flight.recordings import Recording, load
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import RequestRecord
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 DOCUMENTS = [*range(PLAN.documents), 0]
 SERVABLE = 1024
 """Two chunks of 512 tokens."""
@@ -52,12 +52,16 @@ def ask(server: Server, rank: int, prompt: list[int], tokens: int, request_id: s
     answer = httpx.post(
         f"{server.url}/v1/completions",
         json={
-            "model": engine.MODEL_NAME, "prompt": prompt, "temperature": 0, "max_tokens": tokens,
+            "model": engine.MODEL_NAME,
+            "prompt": prompt,
+            "temperature": 0,
+            "max_tokens": tokens,
             "ignore_eos": True,
         },
         headers={"X-Request-Id": request_id, "X-data-parallel-rank": str(rank)},
-        timeout=120, trust_env=False,
-    )  # fmt: skip
+        timeout=120,
+        trust_env=False,
+    )
     text: str = answer.raise_for_status().json()["choices"][0]["text"]
     return text
 
@@ -75,9 +79,13 @@ def run(tiny_model: Path, folder: Path, argument: str, asked: list[tuple[int, in
     """Serve ``asked``, pairs of rank and document, with ``argument`` 2."""
     recordings = folder / "recordings"
     with serve(
-        NEWEST, tiny_model, folder, {"flight_recorder": str(recordings)},
-        arguments=(argument, "2"), env=UNBOUND,
-    ) as server:  # fmt: skip
+        NEWEST,
+        tiny_model,
+        folder,
+        {"flight_recorder": str(recordings)},
+        arguments=(argument, "2"),
+        env=UNBOUND,
+    ) as server:
         texts = [
             ask(server, rank, PLAN.prompt(document), PLAN.output_tokens, f"{number}")
             for number, (rank, document) in enumerate(asked)
@@ -126,8 +134,9 @@ def test_each_data_parallel_engine_has_its_own_numbers(data_parallel: Run) -> No
 def test_each_data_parallel_engine_has_its_own_name(data_parallel: Run) -> None:
     engines = [recording.engine for recording in data_parallel.recordings]
     assert [(info.engine_id, info.dp_rank, info.devices) for info in engines] == [
-        ("test_dp0", 0, 1), ("test_dp1", 1, 1),
-    ]  # fmt: skip
+        ("test_dp0", 0, 1),
+        ("test_dp1", 1, 1),
+    ]
     assert len({info.incarnation_id for info in engines}) == 2
     first, second = data_parallel.records(0), data_parallel.records(1)
     assert {record.dp_rank for record in first.values()} == {0}
@@ -143,9 +152,13 @@ def test_two_workers_serve_the_same_as_one(tensor_parallel: Run, data_parallel: 
     assert tensor_parallel.texts == data_parallel.texts[: len(DOCUMENTS)]
     numbers, alone = tensor_parallel.numbers["0"], data_parallel.numbers["0"]
     for metric in (
-        semconv.SERVED_TOKENS, semconv.SERVABLE_TOKENS, semconv.STORED_CHUNKS,
-        semconv.SERVED_CHUNKS, semconv.RELOAD_LATENCY, semconv.TRANSFER_SECONDS,
-    ):  # fmt: skip
+        semconv.SERVED_TOKENS,
+        semconv.SERVABLE_TOKENS,
+        semconv.STORED_CHUNKS,
+        semconv.SERVED_CHUNKS,
+        semconv.RELOAD_LATENCY,
+        semconv.TRANSFER_SECONDS,
+    ):
         assert numbers[metric.name] == alone[metric.name] > 0, metric.name
     assert numbers[semconv.IDENTITY_VIOLATIONS.name] == 0
     assert numbers[semconv.OBSERVER_ERRORS.name] == 0
@@ -157,8 +170,10 @@ def test_two_workers_make_one_record(tensor_parallel: Run, data_parallel: Run) -
     together, alone = tensor_parallel.records(0), data_parallel.records(0)
     assert together.keys() == alone.keys()
     for request_id, record in together.items():
-        for mine, other in ((record.stores, alone[request_id].stores),
-                            (record.loads, alone[request_id].loads)):  # fmt: skip
+        for mine, other in (
+            (record.stores, alone[request_id].stores),
+            (record.loads, alone[request_id].loads),
+        ):
             # Each worker has half of the heads: together they move the same bytes.
             assert [job.bytes for job in mine] == [job.bytes for job in other], request_id
             assert all((job.transfer_seconds or 0) > 0 for job in mine if job.bytes)

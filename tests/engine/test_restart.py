@@ -26,8 +26,10 @@ def test_two_engines_in_one_process(tiny_model: Path) -> None:
     run = subprocess.run(
         [options.python, str(script), *arguments],
         env={**os.environ, **engine._ENVIRONMENT},
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr[-3000:]
     first, second = json.loads(run.stdout.splitlines()[-1])
     assert first["at_start"] == second["at_start"] == 0

@@ -14,12 +14,12 @@ import pytest
 from harness import AFFECTED, NEWEST, OLDEST, SERVERS, Server, serve
 
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 REQUESTS = PLAN.documents + 1
 SERVABLE = 1024
 """Two chunks of 512 tokens."""

@@ -13,14 +13,14 @@ import pytest
 from harness import NEWEST, Server, serve
 
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.dashboard.flight.recordings import load
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import RequestRecord
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=8, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 SLOTS = 16
 SERVABLE = 1024
 """Two chunks of 512 tokens."""
@@ -51,13 +51,17 @@ def lives(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Li
 def live(tiny_model: Path, folder: Path, name: str, documents: list[int]) -> Life:
     recordings = folder / name
     with serve(
-        NEWEST, tiny_model, folder, {"flight_recorder": str(recordings)}, pool_bytes=8 * 2**20,
+        NEWEST,
+        tiny_model,
+        folder,
+        {"flight_recorder": str(recordings)},
+        pool_bytes=8 * 2**20,
         extra_config={
             "spec_name": "HostMemoryTieringSpec",
             "spec_module_path": "kvlens.connector.host_tiers",
             "secondary_tiers": [{"type": "fs", "root_dir": str(folder / "files"), **THREADS}],
         },
-    ) as server:  # fmt: skip
+    ) as server:
         texts = [
             server.complete(PLAN.prompt(document), PLAN.output_tokens, f"{number}")
             for number, document in enumerate(documents)

@@ -57,7 +57,8 @@ class Case:
 
 CASES = {
     "all served": Case(
-        FULL + "steps:\n  - {prompt: {seed: 1, tokens: 3000}}\n"
+        FULL
+        + "steps:\n  - {prompt: {seed: 1, tokens: 3000}}\n"
         + every_minute("{prompt: {seed: 1, tokens: 3000}}")
     ),
     "N4, prompts without a prefix in common": Case(
@@ -65,23 +66,29 @@ CASES = {
         "  - {prompt: {seed: 1, tokens: 1000}, times: 40, unique: true}\n"
     ),
     "N6, requests that do not read": Case(
-        FULL + "steps:\n  - {prompt: {seed: 1, tokens: 3000}}\n"
+        FULL
+        + "steps:\n  - {prompt: {seed: 1, tokens: 3000}}\n"
         + every_minute("{prompt: {seed: 1, tokens: 3000}, skip_reading_prefix_cache: true}")
     ),
     "F4, a window that is one chunk short": Case(
-        WINDOW + "steps:\n"
+        WINDOW
+        + "steps:\n"
         + every_minute("{prompt: {seed: 1, tokens: 1100}, only_chunks: {1: ['60-67']}}"),
         both=frozenset({"zero_hit"}),
     ),
     "F2, a gap in what is stored": Case(
-        GAPS + "steps:\n"
+        GAPS
+        + "steps:\n"
         + every_minute("{prompt: {seed: 1, tokens: 12000}, drop_chunks: {0: [31]}}"),
         both=frozenset({"store_gaps"}),
         only_detectors={"lost_hits": "the burn rate is of servable tokens; these were not stored"},
     ),
     "F8, evicted before it comes back": Case(
-        FULL + "capacity_chunks: 16\nsteps:\n  - repeat: 15\n    steps:\n" + AGAIN
-        + "      - {prompt: {seed: 1, tokens: 4000}}\n" + AGAIN
+        FULL
+        + "capacity_chunks: 16\nsteps:\n  - repeat: 15\n    steps:\n"
+        + AGAIN
+        + "      - {prompt: {seed: 1, tokens: 4000}}\n"
+        + AGAIN
         + "      - {prompt: {seed: 2, tokens: 4000}}\n",
         both=frozenset({"capacity_thrash"}),
     ),
@@ -94,9 +101,10 @@ CASES = {
     "F13, a boundary without a state": Case(
         STATES + "steps:\n  - {store: {seed: 1, tokens: 300}, only_chunks: {0: ['0-10']}}\n"
         "  - {prompt: {seed: 1, tokens: 300}}\n  - {wait: 120}\n",
-        both=frozenset({"unsafe_boundary"}), lookup=LookupMode.STOCK,
+        both=frozenset({"unsafe_boundary"}),
+        lookup=LookupMode.STOCK,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -116,11 +124,15 @@ def firing(run: runs.Run, folder: Path) -> set[str]:
     path = folder / "run.test.yml"
     files = [str(rules) for rules in sorted(RULES.glob("*.yml"))]
     path.write_text(
-        dump({
-            "rule_files": files, "evaluation_interval": "1m",
-            "group_eval_order": rule_tests.EVALUATED, "tests": [test.test()],
-        })
-    )  # fmt: skip
+        dump(
+            {
+                "rule_files": files,
+                "evaluation_interval": "1m",
+                "group_eval_order": rule_tests.EVALUATED,
+                "tests": [test.test()],
+            }
+        )
+    )
     said = promtool("test", "rules", path)
     text = said.stdout + said.stderr
     assert said.returncode in (0, 1), text

@@ -85,8 +85,13 @@ def test_the_compose_file_follows_the_specification() -> None:
 
 def test_settings_in_deployments_exist() -> None:
     known = {f"KVLENS_{name.upper()}" for name in Settings.model_fields}
-    for path in (GRAFANA / "compose.yaml", DEPLOY / "Dockerfile", BASE / "deployment.yaml",
-                 DEPLOY / "systemd" / "kvlens.service", DEPLOY / "README.md"):  # fmt: skip
+    for path in (
+        GRAFANA / "compose.yaml",
+        DEPLOY / "Dockerfile",
+        BASE / "deployment.yaml",
+        DEPLOY / "systemd" / "kvlens.service",
+        DEPLOY / "README.md",
+    ):
         names = set(re.findall(r"KVLENS_[A-Z_]+[A-Z]", path.read_text()))
         assert names
         assert names - {"KVLENS_ALERTMANAGER_URLS", "KVLENS_PUBLIC_URL"} <= known, path
@@ -182,8 +187,11 @@ def test_the_image_is_not_root_and_lists_what_it_copies() -> None:
     lines = (DEPLOY / "Dockerfile").read_text().splitlines()
     user = [line for line in lines if line.startswith("USER ")]
     assert user == ["USER 10001:10001"]
-    kept = {line[1:] for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
-            if line.startswith("!")}  # fmt: skip
+    kept = {
+        line[1:]
+        for line in (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
     for line in lines:
         if line.startswith("COPY ") and not line.startswith("COPY --from"):
             for source in line.split()[1:-1]:

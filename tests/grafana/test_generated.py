@@ -10,7 +10,7 @@ import pytest
 from grafana import generate, promql
 from grafana.check import CheckError, check
 from grafana.panels import SEARCH
-from kvlens.dashboard.web.filters import Filters
+from kvlens.dashboard.web.request_form import RequestForm
 from kvlens.telemetry import semconv
 
 
@@ -88,7 +88,7 @@ def test_a_vllm_name_must_be_listed() -> None:
 def test_links_use_parameters_that_the_request_search_knows() -> None:
     url = urlsplit(SEARCH)
     given = dict.fromkeys(dict(parse_qsl(url.query)), "2026-09-07T12:00:00.000Z")
-    filters = Filters.parse(given)
+    filters = RequestForm.parse(given)
     assert url.path.endswith("/requests")
     assert filters.active
     assert not filters.errors

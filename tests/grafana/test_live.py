@@ -27,27 +27,34 @@ from grafana.panels import ANNOTATIONS
 from grafana.promql import VLLM
 from kvlens.dashboard.demo import engine, model
 from kvlens.dashboard.demo.process import Supervisor
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
-PLAN = Plan(documents=5, rounds=1, prompt_tokens=1100, output_tokens=2, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=5, rounds=1, prompt_tokens=1100, output_tokens=2, vocab=model.TINY.vocab)
 """Documents of which the GPU cache holds two: each comes back evicted."""
 ALERT = "KVOffloadZeroHit"
 PATIENCE = 120.0
 VARIABLES = {
-    "$__rate_interval": "15s", "$__range": "2m", "$model": ".*", "$instance": ".*",
-    "$engine": ".*", "$group": ".*",
-}  # fmt: skip
+    "$__rate_interval": "15s",
+    "$__range": "2m",
+    "$model": ".*",
+    "$instance": ".*",
+    "$engine": ".*",
+    "$group": ".*",
+}
 NO_DATA = {
     "Lookups deferred, 95th percentile": "vLLM creates the series with the first deferred lookup",
     "Store allocation failures": "vLLM creates the series with the first failure",
     "Incidents (kvlens)": "of the dashboard, which is not started here",
 }
 """Panels that a healthy run cannot fill, and why."""
-NOT_SEEN = {"kv_offload_allocation_failure_total", "kv_block_idle_before_evict_seconds",
-            "kv_offload_lookup_async_delay_seconds"}  # fmt: skip
+NOT_SEEN = {
+    "kv_offload_allocation_failure_total",
+    "kv_block_idle_before_evict_seconds",
+    "kv_offload_lookup_async_delay_seconds",
+}
 """Series of vLLM that a healthy run does not have, or only with an option."""
 
 

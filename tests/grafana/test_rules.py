@@ -18,10 +18,16 @@ from kvlens.telemetry.semconv import IncidentKind
 RULES = ROOT / "grafana" / "rules"
 RUNBOOKS = ROOT / "docs" / "runbooks"
 NAMES = {
-    "KVOffloadZeroHit", "KVOffloadLostTokens", "KVOffloadStoreGaps", "KVOffloadCapacityThrash",
-    "KVOffloadDeferralStall", "KVOffloadSlowReload", "KVOffloadStoreFailures",
-    "KVOffloadUnsafeBoundary", "KVLensTelemetryLost",
-}  # fmt: skip
+    "KVOffloadZeroHit",
+    "KVOffloadLostTokens",
+    "KVOffloadStoreGaps",
+    "KVOffloadCapacityThrash",
+    "KVOffloadDeferralStall",
+    "KVOffloadSlowReload",
+    "KVOffloadStoreFailures",
+    "KVOffloadUnsafeBoundary",
+    "KVLensTelemetryLost",
+}
 CASES = {
     case.name: case
     for part in ("zero_hit", "lost_tokens", "losses", "faults", "telemetry", "days")

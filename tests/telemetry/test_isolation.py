@@ -17,6 +17,7 @@ from flights import ids, recorder
 from opentelemetry import trace
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from recording import MS, SECOND, Kept, Numbers, engine, layout
+from waiting import eventually
 
 from kvlens.telemetry import assembler, emission, facts, guard, semconv
 from kvlens.telemetry.recorder import Recorder
@@ -28,13 +29,6 @@ from kvlens.telemetry.sinks.otel import SpanSink
 def production(monkeypatch):
     """Contain errors of ours, as outside tests."""
     monkeypatch.setattr(guard, "raise_errors", lambda: False)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def serve(made, count, arrival=time.time, headers=None):
@@ -164,7 +158,7 @@ def test_an_endpoint_that_accepts_and_never_answers_holds_nobody_up():
         made.start()
         assert connected.wait(20)
         serve(made, 200)
-        wait_for(lambda: len(kept.requests) == 200)
+        eventually(lambda: len(kept.requests) == 200)
         serve(made, 1)
         made.close()
         assert kept.closed
@@ -226,7 +220,7 @@ def test_an_endpoint_that_resets_gets_everything_once_it_is_well(monkeypatch):
         made = Recorder(engine(), Numbers(), [spans])
         made.start()
         serve(made, 3)
-        wait_for(lambda: taken.count(semconv.SPAN_REQUEST) == 3)
+        eventually(lambda: taken.count(semconv.SPAN_REQUEST) == 3)
         made.close()
     assert len(resets) == 4
     assert spans.dropped == 0
@@ -241,10 +235,10 @@ def test_a_disk_that_takes_nothing_holds_nobody_up_and_is_counted(tmp_path, monk
     made = Recorder(engine(), numbers, [recorder(folder), kept])
     made.start()
     serve(made, 50)
-    wait_for(lambda: len(kept.requests) == 50)
+    eventually(lambda: len(kept.requests) == 50)
     assert numbers.counters[semconv.DROPPED_RECORDS.name, ()] > 0
     folder.unlink()
-    wait_for(lambda: folder.is_dir() and ids(folder))
+    eventually(lambda: folder.is_dir() and ids(folder))
     made.close()
     assert ids(folder)[-1] == "r49"
 
@@ -263,7 +257,7 @@ def test_a_wall_clock_that_jumps_moves_no_record(jump, tmp_path, monkeypatch):
     serve(made, 5, arrival=clock.time)
     offset[0] = jump
     serve(made, 5, arrival=clock.time)
-    wait_for(lambda: len(kept.requests) == 10)
+    eventually(lambda: len(kept.requests) == 10)
     made.close()
     for record in kept.requests:
         assert start - 1 <= record.arrival_time <= record.finish_time <= start + 60

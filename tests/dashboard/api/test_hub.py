@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import factory
 import msgspec
 
-from kvlens.dashboard.api.hub import Client, Event, Hub
+from kvlens.dashboard.api.hub import Event, Hub, StreamClient
 from kvlens.dashboard.detect.zero_hit import ZeroHit
 from kvlens.dashboard.model.actions import Handling
 from kvlens.dashboard.model.incident import Incident
@@ -85,7 +85,7 @@ def test_open_incidents_are_counted_without_clients() -> None:
 
 
 def test_close_wakes_and_ends_clients() -> None:
-    async def scenario() -> tuple[Client, Client]:
+    async def scenario() -> tuple[StreamClient, StreamClient]:
         hub = Hub(SelfMetrics(), limit=2, handling=unhandled)
         hub.bind([])
         waiting = hub.join()
@@ -105,7 +105,7 @@ def test_publishing_after_the_loop_ended_counts_and_delivers_nothing() -> None:
     metrics = SelfMetrics()
     hub = Hub(metrics, limit=2, handling=unhandled)
 
-    async def scenario() -> Client:
+    async def scenario() -> StreamClient:
         hub.bind([])
         return hub.join()
 

@@ -9,7 +9,7 @@ import exports
 import factory
 import httpx
 import pytest
-from receiver import eventually
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
@@ -250,12 +250,24 @@ def test_operation(client: httpx.Client) -> None:
 def test_openapi_lists_every_endpoint_and_the_allowed_values(client: httpx.Client) -> None:
     spec = client.get("/openapi.json").json()
     assert {
-        "/api/v1/engines", "/api/v1/engines/{ident}", "/api/v1/incidents",
-        "/api/v1/incidents/{ident}", "/api/v1/requests", "/api/v1/requests/{ident}",
-        "/api/v1/series", "/api/v1/stream", "/api/v1/export", "/v1/traces", "/v1/metrics",
-        "/metrics", "/healthz", "/readyz", "/api/v1/audit", "/api/v1/targets",
+        "/api/v1/engines",
+        "/api/v1/engines/{ident}",
+        "/api/v1/incidents",
+        "/api/v1/incidents/{ident}",
+        "/api/v1/requests",
+        "/api/v1/requests/{ident}",
+        "/api/v1/series",
+        "/api/v1/stream",
+        "/api/v1/export",
+        "/v1/traces",
+        "/v1/metrics",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+        "/api/v1/audit",
+        "/api/v1/targets",
         *(f"/api/v1/incidents/{{ident}}/{act}" for act in ("acknowledge", "silence", "annotate")),
-    } == set(spec["paths"])  # fmt: skip
+    } == set(spec["paths"])
     assert spec["components"]["schemas"]["Verdict"]["enum"] == [str(v) for v in Verdict]
     assert client.get("/docs").status_code == 404
 

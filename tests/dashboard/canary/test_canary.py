@@ -197,8 +197,11 @@ def test_reports_hold_no_token_ids(canary: Canary, capsys: pytest.CaptureFixture
         for tokens in (asked.prompt, asked.right()):
             if len(tokens) > 2:
                 assert str(tokens[:3])[1:-1] not in everything
-    assert not [value for value in report.values() if isinstance(value, list) and value and
-                not isinstance(value[0], dict)]  # fmt: skip
+    assert not [
+        value
+        for value in report.values()
+        if isinstance(value, list) and value and not isinstance(value[0], dict)
+    ]
 
 
 def test_the_same_seed_says_the_same(canary: Canary) -> None:
@@ -211,20 +214,20 @@ def test_the_same_seed_says_the_same(canary: Canary) -> None:
 def test_a_plan_keeps_to_its_sizes() -> None:
     plan = Plan(40, 7, turns=4, prompt_tokens=500, output_tokens=16, vocab=50)
     for conversation in plan.all():
-        assert 2 <= len(conversation.said) <= 4
-        assert all(conversation.said)
-        assert {token for said in conversation.said for token in said} <= set(range(3, 50))
-        total = sum(map(len, conversation.said)) + 16 * (len(conversation.said) - 1)
+        assert 2 <= len(conversation.turn_tokens) <= 4
+        assert all(conversation.turn_tokens)
+        assert {token for said in conversation.turn_tokens for token in said} <= set(range(3, 50))
+        total = sum(map(len, conversation.turn_tokens)) + 16 * (len(conversation.turn_tokens) - 1)
         assert 250 <= total <= 500
     other = Plan(40, 8, turns=4, prompt_tokens=500, output_tokens=16, vocab=50)
-    assert plan.all()[0].said != other.all()[0].said
+    assert plan.all()[0].turn_tokens != other.all()[0].turn_tokens
 
 
 @pytest.mark.parametrize("turns", [1, 2, 9])
 def test_a_plan_of_the_least_size_works(turns: int) -> None:
     plan = Plan(20, 0, turns, prompt_tokens=turns * 10, output_tokens=8, vocab=50)
     assert plan.least_prompt == plan.prompt_tokens
-    assert all(all(one.said) for one in plan.all())
+    assert all(all(one.turn_tokens) for one in plan.all())
 
 
 def test_first_difference() -> None:

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.model import FULL, LINEAR, SLIDING, Family
+from kvlens.dashboard.demo.layers import FULL, LINEAR, SLIDING, Family
 
 TINY_SIZES = {name: size for name, size in model.SIZES.items() if size != model.DEMO}
 

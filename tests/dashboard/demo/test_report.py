@@ -16,7 +16,7 @@ from kvlens.dashboard.demo.report import (
     table,
     to_json,
 )
-from kvlens.dashboard.demo.traffic import Answer
+from kvlens.dashboard.demo.traffic import TimedAnswer
 
 INCIDENT: dict[str, Any] = {
     "kind": "zero_hit",
@@ -97,10 +97,10 @@ def test_what_the_kvlens_arm_does_not_show_is_named(change: dict[str, Any], what
 
 def test_an_arm_is_summed_from_its_parts() -> None:
     answers = [
-        Answer(0, 0, 2.0, "a"),
-        Answer(0, 1, 4.0, "b"),
-        Answer(1, 0, 0.1, "a"),
-        Answer(1, 1, 0.3, "b"),
+        TimedAnswer(0, 0, 2.0, "a"),
+        TimedAnswer(0, 1, 4.0, "b"),
+        TimedAnswer(1, 0, 0.1, "a"),
+        TimedAnswer(1, 1, 0.3, "b"),
     ]
     counters = {"stored_bytes": 9, "loaded_bytes": 8, "external_queries": 7, "external_hits": 6}
     records = [{"served_tokens": 1, "servable_tokens": 2}] * 4

@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from kvlens.dashboard.demo.traffic import Client, Plan, parse_counters
+from kvlens.dashboard.demo.traffic import Traffic, TrafficClient, parse_counters
 
-PLAN = Plan(documents=2, rounds=2, prompt_tokens=16, output_tokens=2, vocab=100)
+PLAN = Traffic(documents=2, rounds=2, prompt_tokens=16, output_tokens=2, vocab=100)
 METRICS = """
 # TYPE vllm:kv_offload_store_bytes counter
 vllm:kv_offload_store_bytes_total{engine="0",model_name="m"} 100.0
@@ -50,19 +50,19 @@ class FakeServer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrafficClient]:
     monkeypatch.setattr(FakeServer, "requests", [])
     with HTTPServer(("127.0.0.1", 0), FakeServer) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
-        client = Client(f"http://127.0.0.1:{server.server_port}", "m")
+        client = TrafficClient(f"http://127.0.0.1:{server.server_port}", "m")
         yield client
         client.close()
         server.shutdown()
         thread.join()
 
 
-def test_every_round_sends_the_same_prompts_greedily(client: Client) -> None:
+def test_every_round_sends_the_same_prompts_greedily(client: TrafficClient) -> None:
     answers = list(client.play(PLAN, "demo"))
     ids = [request_id for request_id, _ in FakeServer.requests]
     assert ids == ["demo-warm-up", "demo-0-0", "demo-0-1", "demo-1-0", "demo-1-1"]
@@ -81,14 +81,14 @@ def test_every_round_sends_the_same_prompts_greedily(client: Client) -> None:
 
 
 def test_an_answer_without_a_token_is_an_error(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: TrafficClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FakeServer, "silent", True)
     with pytest.raises(httpx.RemoteProtocolError, match="without a token"):
         client.complete([5], 1, "id")
 
 
-def test_counters_sum_over_engines_and_are_zero_when_absent(client: Client) -> None:
+def test_counters_sum_over_engines_and_are_zero_when_absent(client: TrafficClient) -> None:
     assert client.counters() == {
         "stored_bytes": 120,
         "loaded_bytes": 0,

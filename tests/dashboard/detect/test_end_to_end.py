@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import factory
@@ -12,6 +11,7 @@ import pytest
 from exports import as_json, export, span
 from field import partial, waiting
 from fleet import send
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings, SettingsError, load_settings
@@ -23,22 +23,24 @@ INFO = factory.engine()
 
 def incidents(client: httpx.Client, least: int) -> dict[str, str]:
     """Severity by kind, once there are so many; detection follows the acknowledged ingest."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        found = client.get("/api/v1/incidents").json()["incidents"]
-        if len(found) >= least:
-            return {incident["kind"]: incident["severity"] for incident in found}
-        time.sleep(0.02)
-    raise AssertionError("no incident within 10 s")
+
+    def found() -> list[dict[str, str]] | None:
+        incidents = client.get("/api/v1/incidents").json()["incidents"]
+        return incidents if len(incidents) >= least else None
+
+    return {incident["kind"]: incident["severity"] for incident in eventually(found) or []}
 
 
 def test_a_stall_is_told_while_the_request_waits(client: httpx.Client) -> None:
     record = waiting(0, 11, factory.START + 11)
     attributes = {semconv.ATTR_RECORD: encode(record)}
-    body = export(INFO, span(semconv.SPAN_DEFERRAL, record.finish_time, attributes,
-                             (f"{1:032x}", f"{1:016x}")))  # fmt: skip
-    answer = client.post("/v1/traces", content=as_json(body),
-                         headers={"content-type": "application/json"})  # fmt: skip
+    body = export(
+        INFO,
+        span(semconv.SPAN_DEFERRAL, record.finish_time, attributes, (f"{1:032x}", f"{1:016x}")),
+    )
+    answer = client.post(
+        "/v1/traces", content=as_json(body), headers={"content-type": "application/json"}
+    )
     assert answer.json() == {}
     assert incidents(client, 1) == {"deferral_stall": "warning"}
     assert client.get("/api/v1/requests").json()["requests"] == []  # it has not finished
@@ -47,16 +49,21 @@ def test_a_stall_is_told_while_the_request_waits(client: httpx.Client) -> None:
 def test_a_report_that_cannot_be_read_is_rejected(client: httpx.Client) -> None:
     record = msgspec.structs.replace(waiting(0, 11, factory.START + 11), verdict="unheard_of")
     attributes = {semconv.ATTR_RECORD: encode(record)}
-    body = export(INFO, span(semconv.SPAN_DEFERRAL, record.finish_time, attributes,
-                             (f"{1:032x}", f"{1:016x}")))  # fmt: skip
-    answer = client.post("/v1/traces", content=as_json(body),
-                         headers={"content-type": "application/json"})  # fmt: skip
+    body = export(
+        INFO,
+        span(semconv.SPAN_DEFERRAL, record.finish_time, attributes, (f"{1:032x}", f"{1:016x}")),
+    )
+    answer = client.post(
+        "/v1/traces", content=as_json(body), headers={"content-type": "application/json"}
+    )
     assert answer.json()["partialSuccess"]["rejectedSpans"] == "1"
 
 
 def test_an_incident_page_lists_the_requests_in_its_scope(client: httpx.Client) -> None:
-    lossy = [partial(n, 512 if n < 8 else 1024, **({} if n < 8 else {"verdict": "full"}))
-             for n in range(12)]  # fmt: skip
+    lossy = [
+        partial(n, 512 if n < 8 else 1024, **({} if n < 8 else {"verdict": "full"}))
+        for n in range(12)
+    ]
     send(client, INFO, lossy)
     incidents(client, 1)
     (found,) = client.get("/api/v1/incidents").json()["incidents"]
@@ -73,10 +80,14 @@ def test_a_model_may_have_thresholds_of_its_own(tmp_path: Path) -> None:
     with running(settings) as url, httpx.Client(base_url=url, timeout=10) as client:
         for info in (INFO, other):
             records = [
-                msgspec.structs.replace(partial(n), engine_id=info.engine_id, model=info.model,
-                                        incarnation_id=info.incarnation_id)
+                msgspec.structs.replace(
+                    partial(n),
+                    engine_id=info.engine_id,
+                    model=info.model,
+                    incarnation_id=info.incarnation_id,
+                )
                 for n in range(5)
-            ]  # fmt: skip
+            ]
             send(client, info, records)
         assert incidents(client, 1) == {"lost_hits": "warning"}
         (found,) = client.get("/api/v1/incidents").json()["incidents"]

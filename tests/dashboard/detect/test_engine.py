@@ -11,7 +11,7 @@ import pytest
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.detect.zero_hit import ZeroHit
-from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.batch import Appended, Batch, RecordRow
 from kvlens.dashboard.model.engine import EngineEvent
 from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.settings import Settings
@@ -41,7 +41,7 @@ class Run:
     def commit(self, records: Sequence[RequestRecord], stopped: float | None = None) -> Appended:
         """Store only, as if the process died before detection."""
         events = [] if stopped is None else [EngineEvent("inc-a1", ENGINE_STOPPED, stopped)]
-        rows = [Row(record, pack(encode(record))) for record in records]
+        rows = [RecordRow(record, pack(encode(record))) for record in records]
         return self.store.append([Batch([(INFO, factory.START)], events, rows)])
 
     def send(self, records: Sequence[RequestRecord], stopped: float | None = None) -> None:

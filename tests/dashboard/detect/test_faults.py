@@ -17,8 +17,10 @@ def test_f10_a_stall_is_seen_within_fifteen_seconds() -> None:
     incident = night.incidents["deferral_stall"]
     assert incident.opened_at - START <= 15
     assert (incident.severity, incident.verdict, incident.cause) == (
-        "warning", "stalled", "pending_store",
-    )  # fmt: skip
+        "warning",
+        "stalled",
+        "pending_store",
+    )
     assert incident.summary == (
         "1 request waited for an answer of the tier, up to 11 s; cause: pending store"
     )
@@ -68,8 +70,13 @@ def test_short_waits_are_no_stall() -> None:
 
 
 def test_f12_f13_f20_one_unsafe_boundary_is_enough() -> None:
-    unsafe = served(0, verdict="unsafe", cause="misaligned_state", causes=["misaligned_state"],
-                    evidence={"boundary": 176, "state_tokens": 192, "kv_group": 1})  # fmt: skip
+    unsafe = served(
+        0,
+        verdict="unsafe",
+        cause="misaligned_state",
+        causes=["misaligned_state"],
+        evidence={"boundary": 176, "state_tokens": 192, "kv_group": 1},
+    )
     night = Night().see([unsafe])
     assert night.kinds == {"unsafe_boundary"}
     incident = night.incidents["unsafe_boundary"]
@@ -96,8 +103,14 @@ def test_f19_refused_stores_while_loads_go_on() -> None:
 
 
 def test_refused_stores_that_cost_everything_are_critical() -> None:
-    refused = {"served_tokens": 0, "verdict": "lost", "lost_tokens": 1024, "loads": [],
-               "cause": "allocation_failure", "causes": ["allocation_failure"]}  # fmt: skip
+    refused = {
+        "served_tokens": 0,
+        "verdict": "lost",
+        "lost_tokens": 1024,
+        "loads": [],
+        "cause": "allocation_failure",
+        "causes": ["allocation_failure"],
+    }
     night = Night().see(refusing(n, 2, stores=2, **refused) for n in range(6))
     assert night.incidents["store_failures"].severity == "critical"
     assert night.kinds == {"store_failures", "zero_hit"}
@@ -120,12 +133,14 @@ def test_dropped_facts_are_told_and_forgotten_in_time() -> None:
 
 
 def test_every_kind_closes_with_its_engine() -> None:
-    night = Night().see([
-        *(partial(n) for n in range(5)),
-        *(refusing(n, 1) for n in range(5, 20)),
-        served(20, dropped=1),
-        waiting(21, 20, START + 40),
-    ])  # fmt: skip
+    night = Night().see(
+        [
+            *(partial(n) for n in range(5)),
+            *(refusing(n, 1) for n in range(5, 20)),
+            served(20, dropped=1),
+            waiting(21, 20, START + 40),
+        ]
+    )
     assert len(night.kinds) == 4
     night.panel.end("inc-a1", START + 99)
     assert {i.close_reason for i in night.incidents.values()} == {"engine_gone"}

@@ -14,8 +14,10 @@ def test_f1_the_first_is_lost_the_others_in_part() -> None:
     assert night.kinds == {"lost_hits"}
     incident = night.incidents["lost_hits"]
     assert (incident.severity, incident.cause, incident.groups) == (
-        "warning", "drafter_fallback", [1],
-    )  # fmt: skip
+        "warning",
+        "drafter_fallback",
+        [1],
+    )
     assert incident.summary == (
         "4 of 4 requests lost 2,048 of 4,096 tokens (50%) that offloading should have served; "
         "cause: drafter fallback"
@@ -63,11 +65,14 @@ def test_old_losses_leave_the_window() -> None:
     assert Night().see(slow).kinds == set()
 
 
-@pytest.mark.parametrize("fields", [
-    {"verdict": "full", "lost_tokens": 512},  # N9: a remainder
-    {"verdict": "full", "lost_tokens": 0},
-    {"verdict": "skipped"},  # N6
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"verdict": "full", "lost_tokens": 512},  # N9: a remainder
+        {"verdict": "full", "lost_tokens": 0},
+        {"verdict": "skipped"},  # N6
+    ],
+)
 def test_remainders_and_requests_that_did_not_read_are_no_loss(fields: dict[str, object]) -> None:
     assert Night().see(partial(n, **fields) for n in range(50)).kinds == set()
 
@@ -77,8 +82,10 @@ def test_f2_one_request_with_three_gaps_is_proof() -> None:
     assert night.kinds == {"store_gaps"}
     incident = night.incidents["store_gaps"]
     assert (incident.severity, incident.verdict, incident.cause) == (
-        "warning", "partial", "store_gap",
-    )  # fmt: skip
+        "warning",
+        "partial",
+        "store_gap",
+    )
     assert incident.evidence["first_gap_chunk"] == 31
     assert incident.evidence["gap_distance"] == 32
     assert "the first at chunk 31, every 32 chunks" in incident.summary
@@ -101,10 +108,15 @@ def test_gaps_close_after_half_an_hour_without() -> None:
     assert night.incidents["store_gaps"].state == "closed"
 
 
-@pytest.mark.parametrize("evidence", [
-    {}, {"gaps": "many", "gap_chunks": "31", "kv_group": None}, {"gaps": True},
-    {"gaps": 2**70, "gap_chunks": [2**70, {}, 3], "first_gap_chunk": -(2**70)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        {},
+        {"gaps": "many", "gap_chunks": "31", "kv_group": None},
+        {"gaps": True},
+        {"gaps": 2**70, "gap_chunks": [2**70, {}, 3], "first_gap_chunk": -(2**70)},
+    ],
+)
 def test_evidence_from_outside_may_have_any_shape(evidence: dict[str, object]) -> None:
     night = Night(thresholds=thresholds(lost_hits_share=0.9))
     night.see(gap(n, evidence=evidence) for n in range(3))
@@ -119,8 +131,10 @@ def test_f8_a_prompt_that_takes_a_third_of_the_tier() -> None:
     assert night.kinds == {"capacity_thrash"}
     incident = night.incidents["capacity_thrash"]
     assert (incident.severity, incident.verdict, incident.cause) == (
-        "warning", "evicted", "capacity",
-    )  # fmt: skip
+        "warning",
+        "evicted",
+        "capacity",
+    )
     assert incident.evidence["slots_needed"] == 90
     assert incident.evidence["capacity_chunks"] == 293
     assert "one prompt takes 90 of 293 slots" in incident.summary
@@ -128,8 +142,14 @@ def test_f8_a_prompt_that_takes_a_third_of_the_tier() -> None:
 
 def test_f9_a_prompt_larger_than_the_tier() -> None:
     info = msgspec.structs.replace(INFO, capacity_chunks=43)
-    record = lost(0, info, cause="capacity", causes=["capacity"], confidence="certain",
-                  evidence={"slots_needed": 75, "capacity_chunks": 43})  # fmt: skip
+    record = lost(
+        0,
+        info,
+        cause="capacity",
+        causes=["capacity"],
+        confidence="certain",
+        evidence={"slots_needed": 75, "capacity_chunks": 43},
+    )
     night = Night(info).see([record])
     assert night.kinds == {"capacity_thrash"}
     assert night.incidents["capacity_thrash"].evidence["slots_needed"] == 75

@@ -59,9 +59,16 @@ def test_any_restart_gives_the_same_incidents() -> None:
     observations = night()
     _, whole = run(observations)
     assert {incident.kind for incident in whole} == {
-        "zero_hit", "lost_hits", "store_gaps", "capacity_thrash", "deferral_stall", "slow_reload",
-        "store_failures", "unsafe_boundary", "telemetry_lost",
-    }  # fmt: skip
+        "zero_hit",
+        "lost_hits",
+        "store_gaps",
+        "capacity_thrash",
+        "deferral_stall",
+        "slow_reload",
+        "store_failures",
+        "unsafe_boundary",
+        "telemetry_lost",
+    }
     for cut in range(1, len(observations), 23):
         before, first = run(observations[:cut])
         _, rest = run(observations[cut:], before)

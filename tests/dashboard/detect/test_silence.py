@@ -12,14 +12,26 @@ from kvlens.telemetry.records import RequestRecord
 
 def local(index: int) -> RequestRecord:
     """N1: the GPU cache answers."""
-    return served(index, verdict="local", served_tokens=0, servable_tokens=0, expected_tokens=0,
-                  local_tokens=1024, loads=[])  # fmt: skip
+    return served(
+        index,
+        verdict="local",
+        served_tokens=0,
+        servable_tokens=0,
+        expected_tokens=0,
+        local_tokens=1024,
+        loads=[],
+    )
 
 
 def exact_boundary(index: int) -> RequestRecord:
     """N2: one chunk is rightly lost, so that no more is expected."""
-    return served(index, prompt_tokens=10_560, served_tokens=8_448, servable_tokens=8_448,
-                  expected_tokens=8_448)  # fmt: skip
+    return served(
+        index,
+        prompt_tokens=10_560,
+        served_tokens=8_448,
+        servable_tokens=8_448,
+        expected_tokens=8_448,
+    )
 
 
 def healthy(index: int) -> RequestRecord:
@@ -39,8 +51,16 @@ def skipping(index: int) -> RequestRecord:
 
 def remainder(index: int) -> RequestRecord:
     """N9: 16 tokens more could be served, and 1,008 are local."""
-    return served(index, verdict="local", served_tokens=0, servable_tokens=16, expected_tokens=16,
-                  lost_tokens=16, cause="chunk_granularity", local_tokens=1008)  # fmt: skip
+    return served(
+        index,
+        verdict="local",
+        served_tokens=0,
+        servable_tokens=16,
+        expected_tokens=16,
+        lost_tokens=16,
+        cause="chunk_granularity",
+        local_tokens=1008,
+    )
 
 
 def other_connector(index: int) -> RequestRecord:
@@ -52,8 +72,15 @@ def other_connector(index: int) -> RequestRecord:
 
 def too_coarse(index: int) -> RequestRecord:
     """F6: no complete chunk exists, so that nothing was lost."""
-    return served(index, verdict="cold", cause="chunk_granularity", served_tokens=0,
-                  servable_tokens=0, expected_tokens=0, prompt_tokens=10_000)  # fmt: skip
+    return served(
+        index,
+        verdict="cold",
+        cause="chunk_granularity",
+        served_tokens=0,
+        servable_tokens=0,
+        expected_tokens=0,
+        prompt_tokens=10_000,
+    )
 
 
 def popped(index: int) -> RequestRecord:
@@ -63,9 +90,18 @@ def popped(index: int) -> RequestRecord:
 
 @pytest.mark.parametrize(
     "kind",
-    [local, exact_boundary, healthy, unique, skipping, remainder, other_connector, too_coarse,
-     popped],
-)  # fmt: skip
+    [
+        local,
+        exact_boundary,
+        healthy,
+        unique,
+        skipping,
+        remainder,
+        other_connector,
+        too_coarse,
+        popped,
+    ],
+)
 def test_silence(kind: object) -> None:
     assert callable(kind)
     assert Night().see(kind(n) for n in range(400)).kinds == set()

@@ -24,10 +24,15 @@ def request(index: int, info: EngineInfo, share: float, weight: float = 1.0) -> 
     tokens = int(1024 * share)
     verdict = "full" if tokens == 1024 else "partial" if tokens else "lost"
     return served(
-        index, info, served_tokens=tokens, lost_tokens=1024 - tokens, verdict=verdict,
-        cause=None if tokens == 1024 else "window_veto", sampling_probability=1 / weight,
+        index,
+        info,
+        served_tokens=tokens,
+        lost_tokens=1024 - tokens,
+        verdict=verdict,
+        cause=None if tokens == 1024 else "window_veto",
+        sampling_probability=1 / weight,
         finish_time=info.started_at + index,
-    )  # fmt: skip
+    )
 
 
 def traffic(
@@ -71,8 +76,10 @@ def test_a_drop_by_a_quarter_is_found_in_each_of_a_hundred_fleets() -> None:
 def test_it_names_both_versions_and_their_shares() -> None:
     incident = run(random.Random(1), 0.0, 1.0)[0]
     assert (incident.kind, incident.severity, incident.cause) == (
-        "version_regression", "warning", "window_veto",
-    )  # fmt: skip
+        "version_regression",
+        "warning",
+        "window_veto",
+    )
     assert incident.evidence["served_share"] == 0.0
     assert incident.evidence["last_good_served_share"] == 1.0
     assert "vLLM 0.32.0" in incident.evidence["version"]

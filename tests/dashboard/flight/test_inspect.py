@@ -119,10 +119,15 @@ def test_a_request_in_full_says_where_tokens_came_from_and_what_was_lost(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record = msgspec.structs.replace(
-        factory.lost_record(0), computed_tokens=588, tier_tokens={"host": 448, "disk": 64},
-        other_tokens=16, evicted_tokens=64, lost_gpu_seconds=0.25, ghost_chunks=2,
+        factory.lost_record(0),
+        computed_tokens=588,
+        tier_tokens={"host": 448, "disk": 64},
+        other_tokens=16,
+        evicted_tokens=64,
+        lost_gpu_seconds=0.25,
+        ghost_chunks=2,
         ghost_distance=1200,
-    )  # fmt: skip
+    )
     fly(tmp_path, factory.engine(), [record])
     text = " ".join(" ".join(shown(capsys, tmp_path, "--request", "cmpl-0000")).split())
     assert (
@@ -151,10 +156,19 @@ def test_the_strip_has_one_axis_and_shows_a_single_missing_chunk(
 
 def test_the_strip_is_ascii_where_nothing_else_can_be_shown(nine_groups: Path) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "kvlens.dashboard.cli", "inspect", str(nine_groups), "--request",
-         "chatcmpl-8f14e45fceea167a5a36dedd4bea2543"],
-        env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "kvlens.dashboard.cli",
+            "inspect",
+            str(nine_groups),
+            "--request",
+            "chatcmpl-8f14e45fceea167a5a36dedd4bea2543",
+        ],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
     assert run.stdout.isascii()
     assert b"============############++++++xooo" in run.stdout
 

@@ -13,7 +13,7 @@ import field
 import httpx
 import msgspec
 import pytest
-from receiver import eventually
+from waiting import eventually
 
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.settings import load_settings
@@ -36,10 +36,14 @@ Observation = tuple[EngineInfo, RequestRecord, bool]
 def at(record: RequestRecord, info: EngineInfo, seconds: float) -> RequestRecord:
     loads = [msgspec.structs.replace(load, time=START + seconds - 0.5) for load in record.loads]
     return msgspec.structs.replace(
-        record, finish_time=START + seconds, arrival_time=START + seconds - 0.8, loads=loads,
-        engine_id=info.engine_id, incarnation_id=info.incarnation_id,
+        record,
+        finish_time=START + seconds,
+        arrival_time=START + seconds - 0.8,
+        loads=loads,
+        engine_id=info.engine_id,
+        incarnation_id=info.incarnation_id,
         internal_request_id=f"{record.internal_request_id}-{info.incarnation_id}-{seconds}",
-    )  # fmt: skip
+    )
 
 
 def night() -> Iterator[Observation]:
@@ -93,8 +97,11 @@ def tell(client: httpx.Client, together: int) -> None:
 
     def send() -> None:
         body = exports.export(waiting[0][0], *(span for _, span in waiting))
-        answer = client.post("/v1/traces", content=exports.as_json(body),
-                             headers={"content-type": "application/json"})  # fmt: skip
+        answer = client.post(
+            "/v1/traces",
+            content=exports.as_json(body),
+            headers={"content-type": "application/json"},
+        )
         assert answer.json() == {}
         waiting.clear()
 
@@ -102,11 +109,15 @@ def tell(client: httpx.Client, together: int) -> None:
         if waiting and (len(waiting) >= together or waiting[0][0] is not info):
             send()
         span = (
-            exports.span(semconv.SPAN_DEFERRAL, seen.finish_time,
-                         {semconv.ATTR_RECORD: encode(seen)}, (f"{1:032x}", f"{1:016x}"))
+            exports.span(
+                semconv.SPAN_DEFERRAL,
+                seen.finish_time,
+                {semconv.ATTR_RECORD: encode(seen)},
+                (f"{1:032x}", f"{1:016x}"),
+            )
             if waits
             else exports.request_span(seen)
-        )  # fmt: skip
+        )
         waiting.append((info, span))
     send()
 
@@ -134,9 +145,16 @@ def test_live_and_replay(client: httpx.Client, replayed: dict[str, Any], togethe
         del found[ident]["handling"]
         assert found[ident] == {k: v for k, v in incident.items() if k != "id"}, ident
     assert {one["kind"] for one in found.values()} >= {
-        "zero_hit", "lost_hits", "store_gaps", "capacity_thrash", "deferral_stall",
-        "slow_reload", "store_failures", "unsafe_boundary", "telemetry_lost",
-    }  # fmt: skip
+        "zero_hit",
+        "lost_hits",
+        "store_gaps",
+        "capacity_thrash",
+        "deferral_stall",
+        "slow_reload",
+        "store_failures",
+        "unsafe_boundary",
+        "telemetry_lost",
+    }
     ends = {(one["incarnation_id"], one["close_reason"]) for one in found.values()}
     assert ("inc-a1", "engine_gone") in ends  # by the start of its next life
     assert ("inc-a1", "recovered") in ends

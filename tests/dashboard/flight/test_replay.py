@@ -26,8 +26,13 @@ from kvlens.telemetry.records import (
 
 
 def group(kv_group: int, kind: str, chunk: int, **more: object) -> GroupLayout:
-    fields = {"kv_group": kv_group, "group_kind": kind, "tokens_per_block": chunk,
-              "tokens_per_chunk": chunk, **more}  # fmt: skip
+    fields = {
+        "kv_group": kv_group,
+        "group_kind": kind,
+        "tokens_per_block": chunk,
+        "tokens_per_chunk": chunk,
+        **more,
+    }
     return msgspec.convert(fields, GroupLayout)
 
 
@@ -37,21 +42,35 @@ def engine_of(*groups: GroupLayout, **more: object) -> EngineInfo:
 
 
 def looked(
-    engine: EngineInfo, tokens: int, resident: dict[int, list[Range]], served: int = 0,
-    local: int = 0, **more: object,
-) -> RequestRecord:  # fmt: skip
+    engine: EngineInfo,
+    tokens: int,
+    resident: dict[int, list[Range]],
+    served: int = 0,
+    local: int = 0,
+    **more: object,
+) -> RequestRecord:
     """A record of one lookup over what was resident, served as told."""
     groups = [
         GroupLookup(
-            kv_group=g.kv_group, group_kind=g.group_kind, tokens_per_chunk=g.tokens_per_chunk,
-            resident=resident.get(g.kv_group, []), pass_number=1, width=1,
+            kv_group=g.kv_group,
+            group_kind=g.group_kind,
+            tokens_per_chunk=g.tokens_per_chunk,
+            resident=resident.get(g.kv_group, []),
+            pass_number=1,
+            width=1,
         )
         for g in engine.layout.groups
-    ]  # fmt: skip
+    ]
     lookup = Lookup(
-        time=factory.START, seconds=1e-5, local_tokens=local, num_tokens=tokens, attempt=1,
-        exit="served" if served else "vetoed", result=served, groups=groups,
-    )  # fmt: skip
+        time=factory.START,
+        seconds=1e-5,
+        local_tokens=local,
+        num_tokens=tokens,
+        attempt=1,
+        exit="served" if served else "vetoed",
+        result=served,
+        groups=groups,
+    )
     values = {"served_tokens": served, "lookups": [lookup], "prompt_tokens": tokens, **more}
     return msgspec.structs.replace(factory.lost_record(0), **values)
 
@@ -60,15 +79,18 @@ def test_f1_every_group_popped() -> None:
     info = engine_of(
         group(0, "full_attention", 2128, drafter_used=True),
         *[group(g, "mamba", 2128, drafter_used=True) for g in (1, 2, 3)],
-        block_drop=True, widens=False,
-    )  # fmt: skip
+        block_drop=True,
+        widens=False,
+    )
     for stored, stock in ((1, 0), (2, 1), (3, 2), (17, 16)):
         held = {g: [(0, stored - 1)] for g in range(4)}
         outcome = replay(looked(info, 2128 * 20, held), info)
         assert outcome is not None
         assert outcome.would_serve == {
-            STOCK: stock * 2128, CORRECTED: stored * 2128, EXACT: stored * 2128,
-        }  # fmt: skip
+            STOCK: stock * 2128,
+            CORRECTED: stored * 2128,
+            EXACT: stored * 2128,
+        }
         assert outcome.saved(EXACT) == stored * 2128
         assert not outcome.unsafe
 
@@ -77,8 +99,12 @@ def test_a_corrected_engine_knows_what_stock_would_have_served() -> None:
     corrections = [
         Correction(name=name, state="active") for name in ("drafter_fallback", "pop_widening")
     ]
-    info = engine_of(group(0, "full_attention", 512), group(1, "mamba", 512),
-                     block_drop=True, corrections=corrections)  # fmt: skip
+    info = engine_of(
+        group(0, "full_attention", 512),
+        group(1, "mamba", 512),
+        block_drop=True,
+        corrections=corrections,
+    )
     outcome = replay(looked(info, 1100, {0: [(0, 1)], 1: [(0, 1)]}, served=1024), info)
     assert outcome is not None
     assert outcome.would_serve == {STOCK: 512, CORRECTED: 1024, EXACT: 1024}
@@ -123,14 +149,31 @@ def test_a_partial_tail_is_taken_as_served_and_cut_ranges_are_a_lower_bound() ->
     [
         {"verdict": "skipped"},
         {"lookups": []},
-        {"lookups": [msgspec.structs.replace(
-            looked(factory.engine(), 1100, {}).lookups[0], num_tokens=10**15)]},
-        {"lookups": [msgspec.structs.replace(
-            looked(factory.engine(), 1100, {}).lookups[0],
-            groups=[GroupLookup(kv_group=0, group_kind="full_attention", tokens_per_chunk=512,
-                                raw_hits=2, pass_number=1)])]},
+        {
+            "lookups": [
+                msgspec.structs.replace(
+                    looked(factory.engine(), 1100, {}).lookups[0], num_tokens=10**15
+                )
+            ]
+        },
+        {
+            "lookups": [
+                msgspec.structs.replace(
+                    looked(factory.engine(), 1100, {}).lookups[0],
+                    groups=[
+                        GroupLookup(
+                            kv_group=0,
+                            group_kind="full_attention",
+                            tokens_per_chunk=512,
+                            raw_hits=2,
+                            pass_number=1,
+                        )
+                    ],
+                )
+            ]
+        },
     ],
-)  # fmt: skip
+)
 def test_a_record_that_tells_too_little_is_not_replayed(change: dict[str, object]) -> None:
     info = factory.engine()
     record = looked(info, 1100, {g: [(0, 1)] for g in range(3)})
@@ -143,10 +186,15 @@ def test_what_exact_serves_is_servable_and_no_mode_that_is_safe_serves_more() ->
     for _ in range(300):
         kinds = rng.choices(["full_attention", "sliding_window", "mamba"], k=rng.randint(1, 3))
         groups = [
-            group(i, kind, rng.choice([4, 8, 16]), drafter_used=rng.random() < 0.3,
-                  window=rng.randint(1, 40) if kind == "sliding_window" else None)
+            group(
+                i,
+                kind,
+                rng.choice([4, 8, 16]),
+                drafter_used=rng.random() < 0.3,
+                window=rng.randint(1, 40) if kind == "sliding_window" else None,
+            )
             for i, kind in enumerate(kinds)
-        ]  # fmt: skip
+        ]
         info = engine_of(*groups)
         tokens = rng.randint(1, 120)
         local = rng.randrange(tokens) // 16 * 16

@@ -9,14 +9,14 @@ from typing import Any
 
 import factory
 import pytest
-from receiver import eventually
+from waiting import eventually
 
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.ingest import follower
-from kvlens.dashboard.ingest.follower import Follower, Quiet
+from kvlens.dashboard.ingest.follower import Follower, FollowerAudience
 from kvlens.dashboard.model.actions import Action
-from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.batch import Batch, RecordRow
 from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.settings import Settings
@@ -107,7 +107,7 @@ def two(store: SqliteStore, settings: Settings) -> Dashboard:
 
 def lose(store: SqliteStore, *indexes: int) -> list[int]:
     records = [factory.lost_record(index, INFO) for index in indexes]
-    rows = [Row(record, pack(encode(record))) for record in records]
+    rows = [RecordRow(record, pack(encode(record))) for record in records]
     appended = store.append([Batch([(INFO, factory.START + 10 + max(indexes))], [], rows)])
     return [seq for seq, _ in appended.records]
 
@@ -297,6 +297,6 @@ def test_the_writer_shows_actions_and_leaves_notifying_to_the_leader() -> None:
             raise AssertionError("the leader does that")
 
     shown: list[Incident] = []
-    quiet = Quiet(Audience(), shown.append)  # type: ignore[arg-type]
+    quiet = FollowerAudience(Audience(), shown.append)  # type: ignore[arg-type]
     quiet.incident("an incident")  # type: ignore[arg-type]
     assert shown == ["an incident"]

@@ -22,11 +22,43 @@ BASES = [
     for number, make in enumerate((factory.lost_record, factory.served_record, factory.cold_record))
 ]
 WILD: list[Any] = [
-    0, -1, 1, 1000, 2**31, 2**39, 2**40, 2**53, 2**64, 2**70, -(2**70), 0.5, 1e308, -1e308, 5e-324,
-    "", "x" * 600, "\ud7ff", "<b>", "lost", "partial", "stalled", "evicted", "unsafe", "skipped",
-    None, True, [], [[]], [[3, 1]], [[0, 2**60]], {}, {"a": {"b": 1}}, {"0": 1}, {"-1": 5},
+    0,
+    -1,
+    1,
+    1000,
+    2**31,
+    2**39,
+    2**40,
+    2**53,
+    2**64,
+    2**70,
+    -(2**70),
+    0.5,
+    1e308,
+    -1e308,
+    5e-324,
+    "",
+    "x" * 600,
+    "\ud7ff",
+    "<b>",
+    "lost",
+    "partial",
+    "stalled",
+    "evicted",
+    "unsafe",
+    "skipped",
+    None,
+    True,
+    [],
+    [[]],
+    [[3, 1]],
+    [[0, 2**60]],
+    {},
+    {"a": {"b": 1}},
+    {"0": 1},
+    {"-1": 5},
     {"99999999999999999999": 1},
-]  # fmt: skip
+]
 ANSWERS = ("engines", "incidents", "requests?limit=1000", "export", "export?format=csv", "series")
 
 Place = tuple[str | int, ...]
@@ -65,15 +97,19 @@ def test_wild_values(client: httpx.Client, seed: int) -> None:
             spoil(record, rng)
         span = exports.span(
             rng.choice([semconv.SPAN_REQUEST, semconv.SPAN_REQUEST, semconv.SPAN_DEFERRAL]),
-            factory.START, {semconv.ATTR_RECORD: json.dumps(record)},
+            factory.START,
+            {semconv.ATTR_RECORD: json.dumps(record)},
             (f"{1:032x}", f"{1:016x}"),
-        )  # fmt: skip
+        )
         body = exports.export(INFO, span)
         body["resourceSpans"][0]["resource"]["attributes"] = [
             exports.attribute(semconv.ATTR_ENGINE, json.dumps(engine))
         ]
-        answer = client.post("/v1/traces", content=exports.as_json(body),
-                             headers={"content-type": "application/json"})  # fmt: skip
+        answer = client.post(
+            "/v1/traces",
+            content=exports.as_json(body),
+            headers={"content-type": "application/json"},
+        )
         assert answer.status_code == 200, (record, engine)
         taken += answer.json() == {}
     assert taken > 20

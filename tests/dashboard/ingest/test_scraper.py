@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from metrics_pages import GB, page
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
@@ -62,21 +62,14 @@ def web() -> Iterator[Web]:
 @contextmanager
 def dashboard(tmp_path: Path, **settings: Any) -> Iterator[httpx.Client]:
     made = Settings(
-        store=str(tmp_path / "k.db"), port=0, scrape_interval_seconds=1, scrape_refresh_seconds=1,
+        store=str(tmp_path / "k.db"),
+        port=0,
+        scrape_interval_seconds=1,
+        scrape_refresh_seconds=1,
         **settings,
-    )  # fmt: skip
+    )
     with running(made) as url, httpx.Client(base_url=url, timeout=10) as client:
         yield client
-
-
-def wait_for(look: Callable[[], Any]) -> Any:
-    """Until ``look`` finds something; there is no other sign of a scrape."""
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if found := look():
-            return found
-        time.sleep(0.05)
-    raise AssertionError("it did not happen within 20 s")
 
 
 def targets(client: httpx.Client) -> dict[str, dict[str, Any]]:
@@ -98,14 +91,19 @@ def test_good_and_bad_targets_side_by_side(web: Web, tmp_path: Path) -> None:
     urls.append(f"http://{web.address}/slow")
     settings = {"scrape": ",".join(urls), "scrape_timeout_seconds": 0.5, "scrape_max_bytes": 2000}
     with dashboard(tmp_path, **settings) as client:
-        seen = wait_for(
+        seen = eventually(
             lambda: (t := targets(client)) and all(x["last_scrape"] for x in t.values()) and t
         )
         release.set()
         assert {name: target["state"] for name, target in seen.items()} == {
-            "good": "up", "other": "not_vllm", "html": "down", "error": "down", "large": "down",
-            "refused": "down", "slow": "down",
-        }  # fmt: skip
+            "good": "up",
+            "other": "not_vllm",
+            "html": "down",
+            "error": "down",
+            "large": "down",
+            "refused": "down",
+            "slow": "down",
+        }
         assert "HTML or XML" in seen["html"]["error"]
         assert seen["error"]["error"] == "HTTP status 500"
         assert "larger than 2,000 bytes" in seen["large"]["error"]
@@ -127,14 +125,15 @@ def test_targets_from_a_file_and_from_http_come_and_go(web: Web, tmp_path: Path)
     path.write_text(json.dumps(group(first)))
     source = web.put("/sd", json.dumps(group(second)))
     with dashboard(tmp_path, scrape_file=str(path), scrape_http_sd=source) as client:
-        wait_for(lambda: {n: t["state"] for n, t in targets(client).items()}
-                 == {"a": "up", "b": "up"})  # fmt: skip
+        eventually(
+            lambda: {n: t["state"] for n, t in targets(client).items()} == {"a": "up", "b": "up"}
+        )
         path.write_text("[]")
-        wait_for(lambda: targets(client).keys() == {"b"})
+        eventually(lambda: targets(client).keys() == {"b"})
         path.unlink()  # nor does a file that went take its targets along
         web.put("/sd", "oops")  # a source that breaks keeps its last targets
         asked = web.seen["/sd"]
-        wait_for(lambda: web.seen["/sd"] >= asked + 2)
+        eventually(lambda: web.seen["/sd"] >= asked + 2)
         assert targets(client).keys() == {"b"}
 
 
@@ -142,29 +141,33 @@ def losing(step: int) -> str:
     """An instrumented engine that loses everything, a little more with each step."""
     own = 'engine="0",model_name="m"'
     return page(stored=GB, external=(step * 9_000, 0)) + "".join(
-        f"{line}\n" for line in (
+        f"{line}\n"
+        for line in (
             f"kvlens_expected_tokens_total{{{own}}} {step * 8192}",
             f"kvlens_served_tokens_total{{{own}}} 0",
             f'kvlens_requests_total{{{own},verdict="lost"}} {step * 4}',
             f'kvlens_lost_tokens_total{{{own},cause="drafter_fallback"}} {step * 8192}',
         )
-    )  # fmt: skip
+    )
 
 
 def test_an_incident_from_scrapes_alone_survives_a_restart(web: Web, tmp_path: Path) -> None:
     web.answers["/metrics"] = lambda path: (200, losing(web.seen[path]).encode())
     with dashboard(tmp_path, scrape=web.address) as client:
-        (first,) = wait_for(lambda: client.get("/api/v1/incidents").json()["incidents"])
+        (first,) = eventually(lambda: client.get("/api/v1/incidents").json()["incidents"])
         assert (first["kind"], first["severity"], first["cause"], first["state"]) == (
-            "zero_hit", "critical", "drafter_fallback", "open",
-        )  # fmt: skip
+            "zero_hit",
+            "critical",
+            "drafter_fallback",
+            "open",
+        )
         assert first["engine_id"] == f"{web.address}/0"
         page_ = client.get(f"/incidents/{first['id']}")
         assert page_.status_code == 200
         assert "drafter" in page_.text
     with dashboard(tmp_path, scrape=web.address) as client:
         asked = web.seen["/metrics"]
-        wait_for(lambda: web.seen["/metrics"] >= asked + 2)
+        eventually(lambda: web.seen["/metrics"] >= asked + 2)
         again = client.get("/api/v1/incidents").json()["incidents"]
         assert [(i["id"], i["state"]) for i in again] == [(first["id"], "open")]
 
@@ -183,12 +186,12 @@ def test_a_mixed_fleet_is_scraped_alike(web: Web, tmp_path: Path) -> None:
     urls = [f"http://{web.address}/lmcache", web.put("/vllm", page()),
             web.put("/sglang", 'sglang:token_usage{model_name="q"} 0.5\n')]  # fmt: skip
     with dashboard(tmp_path, scrape=",".join(urls)) as client:
-        (found,) = wait_for(lambda: client.get("/api/v1/incidents").json()["incidents"])
+        (found,) = eventually(lambda: client.get("/api/v1/incidents").json()["incidents"])
         assert (found["kind"], found["severity"], found["model"]) == (
             "nothing_stored", "warning", "m",
         )  # fmt: skip
         assert "LMCache server" in client.get(f"/incidents/{found['id']}").text
-        states = wait_for(lambda: (t := targets(client)) and all(
+        states = eventually(lambda: (t := targets(client)) and all(
             x["last_scrape"] for x in t.values()) and t)  # fmt: skip
         assert {name: item["state"] for name, item in states.items()} == {
             "lmcache": "up", "vllm": "up", "sglang": "up",
@@ -212,7 +215,7 @@ def test_targets_from_a_pattern_of_yaml_files(web: Web, tmp_path: Path) -> None:
             f"- targets: ['{web.address}']\n  labels: {{__metrics_path__: /{name}}}\n"
         )
     with dashboard(tmp_path, scrape_file=str(tmp_path / "*.yml")) as client:
-        wait_for(lambda: [t["state"] for t in targets(client).values()] == ["up", "up"])
+        eventually(lambda: [t["state"] for t in targets(client).values()] == ["up", "up"])
         assert set(targets(client)) == {"a", "b"}
 
 

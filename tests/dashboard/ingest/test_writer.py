@@ -9,7 +9,7 @@ import pytest
 from kvlens.dashboard.detect.engine import Detection
 from kvlens.dashboard.detect.zero_hit import ZeroHit
 from kvlens.dashboard.ingest.writer import Busy, Writer
-from kvlens.dashboard.model.batch import Appended, Batch, Row
+from kvlens.dashboard.model.batch import Appended, Batch, RecordRow
 from kvlens.dashboard.model.engine import Engine
 from kvlens.dashboard.selfmetrics import SelfMetrics
 from kvlens.dashboard.store.base import StoreError
@@ -71,14 +71,14 @@ def bench(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench
 
 def batch(*indexes: int) -> Batch:
     records = [factory.lost_record(index, INFO) for index in indexes]
-    rows = [Row(record, pack(encode(record))) for record in records]
+    rows = [RecordRow(record, pack(encode(record))) for record in records]
     return Batch([(INFO, factory.START)], [], rows)
 
 
 def stranger() -> Batch:
     """A batch that the store refuses: a record of an engine that did not introduce itself."""
     other = factory.engine("n:9", "inc-9")
-    return Batch([], [], [Row(factory.lost_record(1, other), b"{}")])
+    return Batch([], [], [RecordRow(factory.lost_record(1, other), b"{}")])
 
 
 def test_done_means_durable(bench: Bench) -> None:

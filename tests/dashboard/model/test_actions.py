@@ -33,8 +33,11 @@ def test_a_silence_lasts_until_its_end(until: float | None, silent: bool) -> Non
 
 
 def test_every_text_becomes_a_note() -> None:
-    log = [action(1, "annotate", text="pool too small?"), action(2, "acknowledge"),
-           action(3, "silence", until=9.0, text="rolling back", who="ben")]  # fmt: skip
+    log = [
+        action(1, "annotate", text="pool too small?"),
+        action(2, "acknowledge"),
+        action(3, "silence", until=9.0, text="rolling back", who="ben"),
+    ]
     assert fold(log).annotations == (
         Note(time=1.0, who="ana", text="pool too small?"),
         Note(time=3.0, who="ben", text="rolling back"),

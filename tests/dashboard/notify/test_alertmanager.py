@@ -17,7 +17,8 @@ import factory
 import httpx
 import pytest
 from noticing import WORDING, incident
-from receiver import Receiver, eventually, receiving
+from receiver import Receiver, receiving
+from waiting import eventually
 
 from kvlens.dashboard.model.actions import Handling
 from kvlens.dashboard.notify.alertmanager import Alertmanager
@@ -36,15 +37,21 @@ def alertmanager(folder: Path, receiver: str, port: int) -> Iterator[str]:
     """Run the real one; it groups by alert name and engine and delivers to ``receiver``."""
     config = folder / "alertmanager.yml"
     route = {
-        "receiver": "test", "group_by": ["alertname", "engine"], "group_wait": "50ms",
-        "group_interval": "100ms", "repeat_interval": "1h",
-    }  # fmt: skip
+        "receiver": "test",
+        "group_by": ["alertname", "engine"],
+        "group_wait": "50ms",
+        "group_interval": "100ms",
+        "repeat_interval": "1h",
+    }
     receivers = [{"name": "test", "webhook_configs": [{"url": f"{receiver}/page"}]}]
     config.write_text(json.dumps({"route": route, "receivers": receivers}))  # JSON is YAML
     command = [
-        str(PROGRAM), f"--config.file={config}", f"--storage.path={folder / 'am'}",
-        f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=",
-    ]  # fmt: skip
+        str(PROGRAM),
+        f"--config.file={config}",
+        f"--storage.path={folder / 'am'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         url = f"http://127.0.0.1:{port}"
         try:
@@ -70,10 +77,13 @@ def free_port() -> int:
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(
-        store=str(tmp_path / "kvlens.db"), port=0, public_url="https://kv.example",
-        alertmanager_urls=(f"http://127.0.0.1:{free_port()}",), alertmanager_resend_seconds=1,
+        store=str(tmp_path / "kvlens.db"),
+        port=0,
+        public_url="https://kv.example",
+        alertmanager_urls=(f"http://127.0.0.1:{free_port()}",),
+        alertmanager_resend_seconds=1,
         runbook_url_template="https://wiki.example/{kind}",
-    )  # fmt: skip
+    )
 
 
 def port_of(settings: Settings) -> int:
@@ -115,10 +125,14 @@ def test_an_incident_is_an_alert_until_it_closes(
         (alert,) = page["alerts"]
         (opened,) = client.get("/api/v1/incidents").json()["incidents"]
         assert alert["labels"] == {
-            "alertname": "KVLensZeroHit", "severity": "critical", "engine": "node-a:0",
-            "model_name": factory.MODEL, "cause": "drafter_fallback", "incident_kind": "zero_hit",
+            "alertname": "KVLensZeroHit",
+            "severity": "critical",
+            "engine": "node-a:0",
+            "model_name": factory.MODEL,
+            "cause": "drafter_fallback",
+            "incident_kind": "zero_hit",
             "incident": opened["id"],
-        }  # fmt: skip
+        }
         link = f"https://kv.example/incidents/{opened['id']}"
         assert alert["generatorURL"] == alert["annotations"]["dashboard_url"] == link
         assert alert["annotations"]["runbook_url"] == "https://wiki.example/zero_hit"
@@ -272,9 +286,11 @@ def test_an_endless_outage_takes_bounded_memory() -> None:
 
 def test_the_token_is_sent(receiver: Receiver, tmp_path: Path) -> None:
     settings = Settings(
-        store=str(tmp_path / "kvlens.db"), port=0, alertmanager_urls=(receiver.url,),
+        store=str(tmp_path / "kvlens.db"),
+        port=0,
+        alertmanager_urls=(receiver.url,),
         alertmanager_token="am-token",
-    )  # fmt: skip
+    )
     with running(settings) as url, httpx.Client(base_url=url, timeout=10) as client:
         lose(client)
         got = receiver.wait_for(1)[0]

@@ -10,7 +10,8 @@ import httpx
 import msgspec
 import pytest
 from noticing import incident
-from receiver import Receiver, eventually
+from receiver import Receiver
+from waiting import eventually
 
 from kvlens.dashboard.model.actions import Handling, Note
 from kvlens.dashboard.notify.notifier import Notifier, events
@@ -143,9 +144,13 @@ def test_an_error_stays_inside(bench: Bench, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_hung_receiver_does_not_hold_up_ingest(receiver: Receiver, tmp_path: Path) -> None:
     receiver.gate.clear()
     settings = Settings(
-        store=str(tmp_path / "kvlens.db"), port=0, webhook_urls=(receiver.url,),
-        webhook_secret=SECRET, public_url="https://kv.example", notify_timeout_seconds=30,
-    )  # fmt: skip
+        store=str(tmp_path / "kvlens.db"),
+        port=0,
+        webhook_urls=(receiver.url,),
+        webhook_secret=SECRET,
+        public_url="https://kv.example",
+        notify_timeout_seconds=30,
+    )
     with running(settings) as url, httpx.Client(base_url=url, timeout=10) as client:
 
         def send(*records: Any) -> None:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from noticing import WORDING, incident
-from receiver import Receiver, eventually, receiving
+from receiver import Receiver, receiving
+from waiting import eventually
 
 from kvlens.dashboard.model.actions import Handling
 from kvlens.dashboard.notify import webhook

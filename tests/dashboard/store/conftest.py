@@ -15,11 +15,11 @@ from clickhouse_server import Server, serving
 from kvlens.dashboard.store.base import Store
 from kvlens.dashboard.store.clickhouse import ClickHouseStore
 from kvlens.dashboard.store.clickhouse_http import Http
-from kvlens.dashboard.store.clickhouse_target import Target, parse
-from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget, parse
+from kvlens.dashboard.store.retention import RetentionLimits
 from kvlens.dashboard.store.sqlite import SqliteStore
 
-LIMITS = Limits(30 * 86_400.0, 365 * 86_400.0, 20 << 30)
+LIMITS = RetentionLimits(30 * 86_400.0, 365 * 86_400.0, 20 << 30)
 REAL = os.environ.get("KVLENS_TEST_CLICKHOUSE_URL")
 """``clickhouse://user:password@host:8123/any?cluster=NAME``; databases are made and dropped."""
 
@@ -33,7 +33,7 @@ def clickhouse_server() -> Iterator[Server]:
 
 
 @contextmanager
-def database(kind: str, request: pytest.FixtureRequest) -> Iterator[Target]:
+def database(kind: str, request: pytest.FixtureRequest) -> Iterator[ClickHouseTarget]:
     """A database that does not exist yet, on one server (``clickhouse``) or over a cluster."""
     name = f"kvlens_test_{uuid.uuid4().hex[:12]}"
     clustered = kind == "cluster"
@@ -41,7 +41,7 @@ def database(kind: str, request: pytest.FixtureRequest) -> Iterator[Target]:
         given = parse(REAL)
         if (given.cluster is not None) != clustered:
             pytest.skip("the real ClickHouse is of the other kind")
-        made = Target(given.url, name, given.user, given.password, given.cluster)
+        made = ClickHouseTarget(given.url, name, given.user, given.password, given.cluster)
     else:
         server: Server = request.getfixturevalue("clickhouse_server")
         made = parse(server.url(name, "?cluster=main" if clustered else ""))
@@ -55,7 +55,7 @@ def database(kind: str, request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 @pytest.fixture(params=["clickhouse", "cluster"])
-def target(request: pytest.FixtureRequest) -> Iterator[Target]:
+def target(request: pytest.FixtureRequest) -> Iterator[ClickHouseTarget]:
     with database(request.param, request) as made:
         yield made
 

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from noticing import incident
 
-from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.batch import Batch, RecordRow
 from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store import clickhouse_lease, clickhouse_schema
 from kvlens.dashboard.store.base import StoreError
@@ -24,29 +24,29 @@ from kvlens.dashboard.store.clickhouse import ClickHouseStore
 from kvlens.dashboard.store.clickhouse_http import Http
 from kvlens.dashboard.store.clickhouse_query import row_id
 from kvlens.dashboard.store.clickhouse_schema import Ddl
-from kvlens.dashboard.store.clickhouse_target import Target
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget
 from kvlens.dashboard.store.codec import pack
-from kvlens.dashboard.store.retention import Limits
+from kvlens.dashboard.store.retention import RetentionLimits
 from kvlens.telemetry.records import RequestRecord, encode
 
 A = factory.engine()
 DAY = 86_400.0
-LIMITS = Limits(30 * DAY, 365 * DAY, 20 << 30)
+LIMITS = RetentionLimits(30 * DAY, 365 * DAY, 20 << 30)
 
 
 def batch(*records: RequestRecord) -> Batch:
-    return Batch([(A, A.started_at)], [], [Row(r, pack(encode(r))) for r in records])
+    return Batch([(A, A.started_at)], [], [RecordRow(r, pack(encode(r))) for r in records])
 
 
 @pytest.fixture
-def http(target: Target) -> Iterator[Http]:
+def http(target: ClickHouseTarget) -> Iterator[Http]:
     client = Http(target)
     yield client
     client.close()
 
 
 def statements(cluster: str | None) -> list[str]:
-    ddl = Ddl(Target("http://ch:8123", "kv", cluster=cluster), LIMITS)
+    ddl = Ddl(ClickHouseTarget("http://ch:8123", "kv", cluster=cluster), LIMITS)
     return [statement for step in clickhouse_schema.MIGRATIONS for statement in step(ddl)]
 
 
@@ -95,17 +95,24 @@ def test_the_engine_accepts_the_replicated_tables(tmp_path: Path) -> None:
     )
     run = subprocess.run(
         [sys.executable, "-c", REPLICATED, str(tmp_path)],
-        input=made, capture_output=True, text=True, check=False, timeout=120,
+        input=made,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
+    )
     assert run.returncode == 0, run.stderr
     assert set(run.stdout.split()) == {
-        "ReplicatedReplacingMergeTree", "ReplicatedAggregatingMergeTree", "ReplicatedMergeTree",
-        "Distributed", "MaterializedView",
-    }  # fmt: skip
+        "ReplicatedReplacingMergeTree",
+        "ReplicatedAggregatingMergeTree",
+        "ReplicatedMergeTree",
+        "Distributed",
+        "MaterializedView",
+    }
 
 
-def test_an_insert_that_is_repeated_changes_nothing(target: Target, http: Http) -> None:
+def test_an_insert_that_is_repeated_changes_nothing(target: ClickHouseTarget, http: Http) -> None:
     """As after a lost answer: the same rows under the same token."""
     with closing(ClickHouseStore(target, LIMITS)) as store:
         record = factory.lost_record(1, A)
@@ -119,7 +126,7 @@ def test_an_insert_that_is_repeated_changes_nothing(target: Target, http: Http) 
         assert [point.requests for point in hours] == [{"lost": 1}]
 
 
-def test_two_copies_of_a_row_are_one_request(target: Target, http: Http) -> None:
+def test_two_copies_of_a_row_are_one_request(target: ClickHouseTarget, http: Http) -> None:
     """As after two dashboards took the same request at the same moment, in other batches."""
     with closing(ClickHouseStore(target, LIMITS)) as store:
         records = [factory.lost_record(n, A, finish=factory.START) for n in range(5)]
@@ -146,7 +153,7 @@ def old(record: RequestRecord, age: float) -> RequestRecord:
     return msgspec.structs.replace(record, finish_time=time.time() - age)
 
 
-def test_old_requests_and_minutes_go_and_hours_stay(target: Target, http: Http) -> None:
+def test_old_requests_and_minutes_go_and_hours_stay(target: ClickHouseTarget, http: Http) -> None:
     with closing(ClickHouseStore(target, LIMITS)) as store:
         store.append([batch(old(factory.lost_record(1, A), 40 * DAY), factory.lost_record(2, A))])
         _merge(http, target)
@@ -157,26 +164,28 @@ def test_old_requests_and_minutes_go_and_hours_stay(target: Target, http: Http) 
         assert store.engines()[0].totals.requests == {"lost": 2}
 
 
-def test_another_retention_holds_from_the_next_start(target: Target, http: Http) -> None:
+def test_another_retention_holds_from_the_next_start(target: ClickHouseTarget, http: Http) -> None:
     with closing(ClickHouseStore(target, LIMITS)) as store:
         store.append([batch(old(factory.lost_record(1, A), 10 * DAY), factory.lost_record(2, A))])
-    with closing(ClickHouseStore(target, Limits(5 * DAY, 5 * DAY, 0))) as store:
+    with closing(ClickHouseStore(target, RetentionLimits(5 * DAY, 5 * DAY, 0))) as store:
         _merge(http, target)
         assert [r.request_id for r in store.requests(RequestQuery()).records] == ["cmpl-0002"]
         hours = store.series(time.time() - 50 * DAY, time.time(), 3600, None)
         assert [point.requests for point in hours] == [{"lost": 1}]
 
 
-def _merge(http: Http, target: Target) -> None:
+def _merge(http: Http, target: ClickHouseTarget) -> None:
     """Apply TTLs now instead of some time."""
     suffix = "_local" if target.cluster else ""
     for table in ("requests", "sums"):
-        http.command(f"ALTER TABLE {target.database}.{table}{suffix} MATERIALIZE TTL"
-                     " SETTINGS mutations_sync = 2")  # fmt: skip
+        http.command(
+            f"ALTER TABLE {target.database}.{table}{suffix} MATERIALIZE TTL"
+            " SETTINGS mutations_sync = 2"
+        )
         http.command(f"OPTIMIZE TABLE {target.database}.{table}{suffix} FINAL")
 
 
-def test_times_far_away_are_kept_as_they_are(target: Target) -> None:
+def test_times_far_away_are_kept_as_they_are(target: ClickHouseTarget) -> None:
     with closing(ClickHouseStore(target, LIMITS)) as store:
         far = msgspec.structs.replace(factory.lost_record(1, A), finish_time=9e10)
         store.append([batch(far)])
@@ -184,7 +193,7 @@ def test_times_far_away_are_kept_as_they_are(target: Target) -> None:
 
 
 def test_tables_of_a_newer_kvlens_are_refused(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: ClickHouseTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ClickHouseStore(target, LIMITS).close()
     monkeypatch.setattr(clickhouse_schema, "MIGRATIONS", ())
@@ -192,7 +201,9 @@ def test_tables_of_a_newer_kvlens_are_refused(
         ClickHouseStore(target, LIMITS)
 
 
-def test_each_migration_is_applied_once(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_migration_is_applied_once(
+    target: ClickHouseTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ClickHouseStore(target, LIMITS).close()
 
     def later(ddl: Ddl) -> list[str]:
@@ -211,7 +222,7 @@ def test_each_migration_is_applied_once(target: Target, monkeypatch: pytest.Monk
     assert applied == [target.database]
 
 
-def test_old_closed_incidents_are_deleted_by_the_leader(target: Target) -> None:
+def test_old_closed_incidents_are_deleted_by_the_leader(target: ClickHouseTarget) -> None:
     now = time.time()
     closed = {"state": "closed", "closed_at": now - 40 * DAY}
     with closing(ClickHouseStore(target, LIMITS)) as store:
@@ -233,7 +244,7 @@ def test_old_closed_incidents_are_deleted_by_the_leader(target: Target) -> None:
 
 
 def test_one_dashboard_leads_and_another_follows_it(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target: ClickHouseTarget, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clickhouse_lease, "BEAT", 0.0)
     with closing(ClickHouseStore(target, LIMITS)) as second:
@@ -245,13 +256,16 @@ def test_one_dashboard_leads_and_another_follows_it(
 
 
 def test_a_dashboard_that_fell_silent_is_replaced(
-    target: Target, http: Http, monkeypatch: pytest.MonkeyPatch
+    target: ClickHouseTarget, http: Http, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clickhouse_lease, "BEAT", 0.0)
     silent = {
-        "id": "silent", "started_at": 1.0, "gone": 0, "version": 1,
+        "id": "silent",
+        "started_at": 1.0,
+        "gone": 0,
+        "version": 1,
         "beat": time.time() - clickhouse_lease.LEASE - 1,
-    }  # fmt: skip
+    }
     with closing(ClickHouseStore(target, LIMITS)) as store:
         http.insert(f"{target.database}.dashboards", [silent])
         assert store.lead()
@@ -259,7 +273,7 @@ def test_a_dashboard_that_fell_silent_is_replaced(
         assert not store.lead()  # its heart beats again, and it is older
 
 
-def test_what_one_dashboard_stores_the_other_finds(target: Target) -> None:
+def test_what_one_dashboard_stores_the_other_finds(target: ClickHouseTarget) -> None:
     with (
         closing(ClickHouseStore(target, LIMITS)) as one,
         closing(ClickHouseStore(target, LIMITS)) as two,

@@ -16,7 +16,7 @@ from receiver import Receiver, receiving
 
 from kvlens.dashboard.store import clickhouse_http
 from kvlens.dashboard.store.clickhouse_http import ClickHouseError, Http, quoted
-from kvlens.dashboard.store.clickhouse_target import Target, parse
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget, parse
 
 SECRET = "s3cret"
 
@@ -28,7 +28,7 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextmanager
 def client(receiver: Receiver) -> Iterator[Http]:
-    http = Http(Target(receiver.url, "kv", "ana", SECRET))
+    http = Http(ClickHouseTarget(receiver.url, "kv", "ana", SECRET))
     yield http
     http.close()
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvlens.dashboard.settings import SettingsError, load_settings
-from kvlens.dashboard.store.clickhouse_target import Target, parse
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget, parse
 
 SECRET = "s3cret/word"
 
@@ -11,16 +11,16 @@ SECRET = "s3cret/word"
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("clickhouse://ch/kv", Target("http://ch:8123", "kv")),
+        ("clickhouse://ch/kv", ClickHouseTarget("http://ch:8123", "kv")),
         (
             "clickhouse://ana:s3cret%2Fword@ch.example:9999/kv_1?cluster=prod-1",
-            Target("http://ch.example:9999", "kv_1", "ana", SECRET, "prod-1"),
+            ClickHouseTarget("http://ch.example:9999", "kv_1", "ana", SECRET, "prod-1"),
         ),
-        ("clickhouse://[::1]/kv?secure=1", Target("https://[::1]:8443", "kv")),
-        ("clickhouse://ch:8443/kv?secure=true", Target("https://ch:8443", "kv")),
+        ("clickhouse://[::1]/kv?secure=1", ClickHouseTarget("https://[::1]:8443", "kv")),
+        ("clickhouse://ch:8443/kv?secure=true", ClickHouseTarget("https://ch:8443", "kv")),
     ],
 )
-def test_addresses(text: str, expected: Target) -> None:
+def test_addresses(text: str, expected: ClickHouseTarget) -> None:
     assert parse(text) == expected
 
 
@@ -58,5 +58,5 @@ def test_the_password_is_never_shown() -> None:
 
 def test_the_password_may_come_from_its_own_setting() -> None:
     settings = load_settings(store="clickhouse://ana@ch/kv", clickhouse_password=SECRET)
-    assert settings.clickhouse == Target("http://ch:8123", "kv", "ana", SECRET)
+    assert settings.clickhouse == ClickHouseTarget("http://ch:8123", "kv", "ana", SECRET)
     assert load_settings(store="/tmp/x.db").clickhouse is None

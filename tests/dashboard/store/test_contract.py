@@ -4,47 +4,23 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from typing import get_args
 
 import factory
 import msgspec
 import pytest
+from factory import batch
 
-from kvlens.dashboard.model.actions import Action, Handling
-from kvlens.dashboard.model.batch import Batch, Row
-from kvlens.dashboard.model.engine import EngineEvent
-from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.batch import Batch, RecordRow
 from kvlens.dashboard.model.query import RequestQuery, Sort
 from kvlens.dashboard.store.base import Store
-from kvlens.dashboard.store.codec import pack
-from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
 from kvlens.telemetry.semconv import ENGINE_STARTED, ENGINE_STOPPED
 
 A = factory.engine()
 B = factory.engine("node-b:0", "inc-b1", affected=False, model="other")
 AT = (1.0).hex()
-
-
-def batch(info: EngineInfo, records: Sequence[RequestRecord], *events: tuple[str, float]) -> Batch:
-    newest = max([info.started_at, *(record.finish_time for record in records)])
-    return Batch(
-        [(info, newest)],
-        [EngineEvent(info.incarnation_id, state, at) for state, at in events],
-        [Row(record, pack(encode(record))) for record in records],
-    )
-
-
-def incident(ident: str, state: str = "open", opened_at: float = factory.START) -> Incident:
-    return Incident(
-        id=ident, kind="zero_hit", severity="critical", state=state, engine_id=A.engine_id,
-        incarnation_id=A.incarnation_id, model=A.model, opened_at=opened_at,
-        updated_at=opened_at, closed_at=opened_at if state == "closed" else None,
-        verdict="lost", cause=None, confidence="certain", summary="", evidence={"n": 1},
-        next_step="", groups=[], example_requests=[], lost_tokens=0, requests=3,
-        scope=Scope(since=opened_at, until=opened_at),
-    )  # fmt: skip
 
 
 def ids(store: Store, **query: object) -> list[str]:
@@ -168,10 +144,25 @@ def test_no_cursor_after_an_exactly_full_page(store: Store) -> None:
 @pytest.mark.parametrize(
     "cursor",
     [
-        "", "x", "_", "0x1p+0", "0x1p+0_", "zz_1", f"{AT}_{2**70}", "nan_1", "inf_1", "-inf_1",
-        "10_1", f"{AT}_+1", f"{AT}_ 1", f"{AT}_1 ", f"oldest_{AT}_1", f"lost_5_{AT}_1", f"5_{AT}_1",
+        "",
+        "x",
+        "_",
+        "0x1p+0",
+        "0x1p+0_",
+        "zz_1",
+        f"{AT}_{2**70}",
+        "nan_1",
+        "inf_1",
+        "-inf_1",
+        "10_1",
+        f"{AT}_+1",
+        f"{AT}_ 1",
+        f"{AT}_1 ",
+        f"oldest_{AT}_1",
+        f"lost_5_{AT}_1",
+        f"5_{AT}_1",
     ],
-)  # fmt: skip
+)
 def test_foreign_cursors_are_refused(store: Store, cursor: str) -> None:
     with pytest.raises(ValueError, match="not a cursor"):
         store.requests(RequestQuery(cursor=cursor))
@@ -310,70 +301,6 @@ def test_series(store: Store) -> None:
     assert sum(sum(point.requests.values()) for point in hourly) == 4
 
 
-def test_detection_state(store: Store) -> None:
-    store.save_detection(7, [incident("a")], [("zero_hit", "inc-a1", b"1"), ("d", "x", b"2")])
-    store.save_detection(9, [incident("b", "closed", factory.START + 1)], [("d", "x", None)])
-    assert store.load_detection() == (9, [("zero_hit", "inc-a1", b"1")])
-    assert [item.id for item in store.incidents()] == ["b", "a"]
-    assert [item.id for item in store.incidents("open")] == ["a"]
-    assert store.incident("a") == incident("a")
-    assert store.incident("z") is None
-    assert len(store.incidents(changed_since=0)) == 2
-    assert store.incidents(changed_since=2**40) == []
-    store.append([batch(A, [])])
-    assert store.engines()[0].open_incidents == 1
-
-
-def test_an_old_open_incident_is_found_behind_600_newer_ones(store: Store) -> None:
-    old = incident("old")
-    of_b = msgspec.structs.replace(
-        incident("b", opened_at=factory.START + 1),
-        engine_id=B.engine_id,
-        incarnation_id=B.incarnation_id,
-    )
-    newer = [incident(f"n{n}", "closed", factory.START + 10 + n) for n in range(600)]
-    store.save_detection(1, [old, of_b, *newer], [])
-    assert [item.id for item in store.incidents("open")] == ["b", "old"]
-    assert [item.id for item in store.incidents("open", engine=A.incarnation_id)] == ["old"]
-    assert [item.id for item in store.incidents(engine=B.engine_id)] == ["b"]
-    assert [item.id for item in store.incidents(at=factory.START)] == ["old"]
-    assert store.incidents(at=factory.START - 1) == []
-    assert [i.id for i in store.incidents(engine=A.engine_id, at=factory.START + 15)] == ["n5"]
-    assert len(store.incidents(changed_since=0)) == len(store.incidents()) == 602
-    assert [item.id for item in store.incidents("closed", limit=2)] == ["n599", "n598"]
-
-
-def test_more_open_incidents_than_any_page_lists_are_all_found(store: Store) -> None:
-    store.save_detection(1, [incident(f"n{n}", "open", factory.START + n) for n in range(600)], [])
-    assert len(store.incidents("open")) == 600
-
-
-def test_actions_are_a_log_and_a_state(store: Store) -> None:
-    now = factory.START
-
-    def action(ident: str, kind: str, at: float, about: str = "a") -> Action:
-        return Action(id=ident, incident_id=about, time=at, kind=kind, who="ana", until=at + 9)
-
-    first, second = action("1", "acknowledge", now), action("2", "silence", now + 10)
-    appended = store.append([Batch(actions=[first]), Batch(actions=[second, first])])
-    assert list(appended.acted_on) == ["a", "a", "a"]
-    store.append([Batch(actions=[action("3", "annotate", now + 20, "b")])])
-    assert [entry.id for entry in store.actions()] == ["3", "2", "1"]
-    assert store.actions(before=now + 20, limit=1) == [second]
-    handling = store.handling(["a", "c"])
-    assert (handling["a"].acknowledged_at, handling["a"].silenced_until) == (now, now + 19)
-    assert handling["c"] == Handling()
-    assert store.handling([]) == {}
-
-
-def test_an_action_is_a_change_of_its_incident(store: Store) -> None:
-    store.save_detection(1, [incident("a"), incident("b")], [])
-    later = time.time() + 100
-    entry = Action(id="1", incident_id="a", time=later, kind="acknowledge", who="ana")
-    store.append([Batch(actions=[entry])])
-    assert [item.id for item in store.incidents(changed_since=later)] == ["a"]
-
-
 def test_records_after(store: Store) -> None:
     first = store.append([batch(A, [factory.lost_record(n, A) for n in range(3)])])
     after = store.records_after(first.records[0][0], 10)
@@ -382,7 +309,7 @@ def test_records_after(store: Store) -> None:
 
 
 def test_a_failed_batch_leaves_nothing(store: Store) -> None:
-    stranger = Batch([], [], [Row(factory.lost_record(1, B), b"{}")])
+    stranger = Batch([], [], [RecordRow(factory.lost_record(1, B), b"{}")])
     with pytest.raises(KeyError):
         store.append([batch(A, [factory.lost_record(1, A)]), stranger])
     assert store.engines() == []

@@ -22,9 +22,13 @@ def test_counters_of_one_request() -> None:
 def test_counters_of_groups_causes_and_costs() -> None:
     record = msgspec.structs.replace(
         factory.lost_record(1),
-        evicted_tokens=64, lost_gpu_seconds=0.5, deferral_seconds=2.0, reuse_distance=5,
-        vetoing_group=1, sampling_probability=0.5,
-    )  # fmt: skip
+        evicted_tokens=64,
+        lost_gpu_seconds=0.5,
+        deferral_seconds=2.0,
+        reuse_distance=5,
+        vetoing_group=1,
+        sampling_probability=0.5,
+    )
     totals = fill(Totals(), counters(record))
     assert totals.lost_by_cause == {record.cause: record.lost_tokens * 2}
     assert (totals.evicted_tokens, totals.lost_gpu_seconds) == (128, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import factory
 import pytest
 
-from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.batch import Batch, RecordRow
 from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store import schema
 from kvlens.dashboard.store.base import StoreError
@@ -89,7 +89,7 @@ def test_sums_of_the_first_version_are_taken_over(path: str) -> None:
     assert [(p.requests, p.lost_tokens) for p in hours] == [({"lost": 3}, 1024), ({"full": 4.5}, 0)]
     assert store.engines()[0].totals.requests == {"lost": 3, "full": 4.5}
     record = factory.lost_record(1, first, finish=start * 60.0)
-    store.append([Batch([(first, factory.START)], [], [Row(record, pack(encode(record)))])])
+    store.append([Batch([(first, factory.START)], [], [RecordRow(record, pack(encode(record)))])])
     assert store.series(start * 60, start * 60 + 59, 60, None)[0].requests == {"lost": 3}
     assert store.engines()[0].totals.requests == {"lost": 4, "full": 4.5}
     store.close()

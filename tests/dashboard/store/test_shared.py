@@ -11,11 +11,12 @@ import exports
 import factory
 import httpx
 import pytest
-from receiver import Receiver, eventually, receiving
+from receiver import Receiver, receiving
+from waiting import eventually
 
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import load_settings
-from kvlens.dashboard.store.clickhouse_target import Target
+from kvlens.dashboard.store.clickhouse_target import ClickHouseTarget
 
 INFO = factory.engine()
 
@@ -27,7 +28,7 @@ def receiver() -> Iterator[Receiver]:
 
 
 @contextmanager
-def dashboard(target: Target, receiver: Receiver) -> Iterator[httpx.Client]:
+def dashboard(target: ClickHouseTarget, receiver: Receiver) -> Iterator[httpx.Client]:
     login = f"{target.user}:{quote(target.password, safe='')}@"
     settings = load_settings(
         store=str(target).replace("://", f"://{login}"),
@@ -49,7 +50,7 @@ def incidents(client: httpx.Client) -> Any:
     return client.get("/api/v1/incidents").json()["incidents"]
 
 
-def test_two_dashboards_are_one(target: Target, receiver: Receiver) -> None:
+def test_two_dashboards_are_one(target: ClickHouseTarget, receiver: Receiver) -> None:
     with dashboard(target, receiver) as first, dashboard(target, receiver) as second:
         eventually(lambda: first.get("/readyz").is_success)
         send(first, factory.lost_record(0, INFO))

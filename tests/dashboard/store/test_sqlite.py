@@ -7,7 +7,7 @@ from pathlib import Path
 import factory
 import pytest
 
-from kvlens.dashboard.model.batch import Batch, Row
+from kvlens.dashboard.model.batch import Batch, RecordRow
 from kvlens.dashboard.model.query import RequestQuery
 from kvlens.dashboard.store import sqlite
 from kvlens.dashboard.store.base import StoreError, TooSlowError
@@ -21,7 +21,7 @@ A = factory.engine()
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     path = str(tmp_path / "deep" / "store.db")
     record = factory.lost_record(1, A)
-    batch = Batch([(A, factory.START)], [], [Row(record, pack(encode(record)))])
+    batch = Batch([(A, factory.START)], [], [RecordRow(record, pack(encode(record)))])
     first = SqliteStore(path)
     first.append([batch])
     with pytest.raises(StoreError, match="in use by another dashboard"):
@@ -37,7 +37,9 @@ def test_a_page_that_takes_too_long_is_given_up(
 ) -> None:
     store = SqliteStore(str(tmp_path / "store.db"))
     records = [factory.lost_record(n, A) for n in range(200)]
-    store.append([Batch([(A, factory.START)], [], [Row(r, pack(encode(r))) for r in records])])
+    store.append(
+        [Batch([(A, factory.START)], [], [RecordRow(r, pack(encode(r))) for r in records])]
+    )
     query = RequestQuery(sort="lost", max_served_tokens=-1)
     monkeypatch.setattr(sqlite, "_STEPS", 100)
     assert store.requests(query).records == []

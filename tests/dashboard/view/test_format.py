@@ -4,8 +4,8 @@ import pytest
 
 from kvlens.dashboard.model.totals import Point, Totals, add_up
 from kvlens.dashboard.view import format
-from kvlens.dashboard.web.charts import Window, token_chart
-from kvlens.dashboard.web.filters import Filters
+from kvlens.dashboard.web.charts import TimeRange, token_chart
+from kvlens.dashboard.web.request_form import RequestForm
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_text(call, text: str) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_filters_read_write_and_name_what_they_ignore() -> None:
-    good = Filters.parse({"verdict": "lost", "range": "24h", "min_lost": "512", "cursor": "x"})
+    good = RequestForm.parse({"verdict": "lost", "range": "24h", "min_lost": "512", "cursor": "x"})
     query = good.query(now=100_000)
     assert (query.verdicts, query.since, query.min_lost_tokens) == (("lost",), 13_600, 512)
     assert good.active
     assert good.link("next") == "/requests?verdict=lost&range=24h&min_lost=512&cursor=next"
-    bad = Filters.parse({"verdict": "lots", "min_lost": "-1", "range": "2y", "cause": " "})
+    bad = RequestForm.parse({"verdict": "lots", "min_lost": "-1", "range": "2y", "cause": " "})
     assert [error.split()[0] for error in bad.errors] == ["verdict", "range", "min_lost"]
     assert not bad.active
     assert bad.link() == "/requests"
@@ -64,15 +64,15 @@ def test_filters_read_write_and_name_what_they_ignore() -> None:
 
 def test_window_covers_now_in_whole_steps() -> None:
     for name in ("1h", "6h", "24h", "7d", "nonsense"):
-        window = Window.named(name, 1_790_000_123.4)
+        window = TimeRange.named(name, 1_790_000_123.4)
         assert window.until > 1_790_000_123.4
         assert window.step % 60 == 0
         assert (window.until - window.since) / window.step <= 97
-    assert Window.named("nonsense", 0).name == "24h"
+    assert TimeRange.named("nonsense", 0).name == "24h"
 
 
 def test_chart_stacks_lost_on_served_and_is_absent_without_tokens() -> None:
-    window = Window.named("1h", 3600)
+    window = TimeRange.named("1h", 3600)
     points = [
         Point(time=int(window.since), served_tokens=300, lost_tokens=100, requests={"lost": 1}),
         Point(time=int(window.since) + 60, served_tokens=200),
@@ -94,10 +94,10 @@ def test_totals_add_up_with_their_buckets() -> None:
 
 def test_times_of_a_link_from_elsewhere_narrow_the_list() -> None:
     times = {"since": "2026-09-07T12:00:00.000Z", "until": "1789000000"}
-    linked = Filters.parse(times)
+    linked = RequestForm.parse(times)
     query = linked.query(now=0.0)
     assert (query.since, query.until) == (1788782400.0, 1789000000.0)
-    assert Filters.parse(dict(parse_qsl(urlsplit(linked.link()).query))) == linked
-    named = Filters.parse({**times, "range": "1h"}).query(now=7200.0)
+    assert RequestForm.parse(dict(parse_qsl(urlsplit(linked.link()).query))) == linked
+    named = RequestForm.parse({**times, "range": "1h"}).query(now=7200.0)
     assert (named.since, named.until) == (3600.0, None)
-    assert "since is Unix seconds" in Filters.parse({"since": "yesterday"}).errors[0]
+    assert "since is Unix seconds" in RequestForm.parse({"since": "yesterday"}).errors[0]

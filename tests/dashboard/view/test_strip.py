@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvlens.dashboard.view.cells import CellState
-from kvlens.dashboard.view.strip import Row, Strip, build_strip, decisive_lookup
+from kvlens.dashboard.view.strip import Strip, StripRow, build_strip, decisive_lookup
 from kvlens.telemetry.records import GroupLookup, Lookup, RequestRecord
 
 
@@ -18,15 +18,21 @@ def strip_of(record: RequestRecord, **kwargs: object) -> Strip:
     return strip
 
 
-def states(row: Row) -> list[tuple[str, int, int]]:
+def states(row: StripRow) -> list[tuple[str, int, int]]:
     return [(run.state.value, run.first, run.last) for run in row.runs]
 
 
 def lookup(*groups: GroupLookup, local: int = 0, tokens: int = 64, result: int = 0) -> Lookup:
     return Lookup(
-        time=1.0, seconds=1e-5, local_tokens=local, num_tokens=tokens, attempt=1,
-        exit="served" if result else "vetoed", result=result, groups=list(groups),
-    )  # fmt: skip
+        time=1.0,
+        seconds=1e-5,
+        local_tokens=local,
+        num_tokens=tokens,
+        attempt=1,
+        exit="served" if result else "vetoed",
+        result=result,
+        groups=list(groups),
+    )
 
 
 def record(*lookups: Lookup, **fields: object) -> RequestRecord:
@@ -67,8 +73,11 @@ def test_local_and_hits_beyond_the_boundary() -> None:
     asked = query(start_chunk=1, width=3, raw_hits=2, resident=[(0, 2)])
     strip = strip_of(record(lookup(asked, local=16, result=16), served_tokens=16))
     assert states(strip.rows[0]) == [
-        ("local", 0, 0), ("served", 1, 1), ("hit", 2, 2), ("missing", 3, 3)
-    ]  # fmt: skip
+        ("local", 0, 0),
+        ("served", 1, 1),
+        ("hit", 2, 2),
+        ("missing", 3, 3),
+    ]
 
 
 def test_a_gap_leaves_what_lies_behind_it_stored_but_not_asked() -> None:
@@ -116,9 +125,12 @@ def test_nine_groups_and_a_lone_gap_in_4096_chunks() -> None:
     assert strip.expected == 4 * STATE
     assert strip.rows[1].veto == "limited here: raw hits 1,354 of 2,688 asked"
     assert states(strip.rows[1]) == [
-        ("local", 0, 895), ("served", 896, 1791), ("hit", 1792, 2249), ("missing", 2250, 2250),
+        ("local", 0, 895),
+        ("served", 896, 1791),
+        ("hit", 1792, 2249),
+        ("missing", 2250, 2250),
         ("resident", 2251, 4095),
-    ]  # fmt: skip
+    ]
     assert [row.count(CellState.SERVED) for row in strip.rows[2:6]] == [1, 1, 1, 1]
     # A window of 64 that ends at a chunk's end is that chunk; the popped one follows it.
     assert states(strip.rows[6])[2:4] == [("served", 111, 111), ("popped", 112, 112)]
@@ -152,9 +164,16 @@ def test_nonsense_from_outside_draws_nothing() -> None:
     resident=st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), max_size=6),
 )
 def test_runs_tile_the_prompt(
-    size: int, local: int, start: int, width: int, raw: int | None, popped: int, result: int,
-    kind: str, resident: list[tuple[int, int]],
-) -> None:  # fmt: skip
+    size: int,
+    local: int,
+    start: int,
+    width: int,
+    raw: int | None,
+    popped: int,
+    result: int,
+    kind: str,
+    resident: list[tuple[int, int]],
+) -> None:
     asked = query(
         kind, size, start_chunk=start, width=width, raw_hits=raw, popped=popped, resident=resident
     )

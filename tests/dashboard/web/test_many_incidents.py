@@ -11,8 +11,9 @@ import httpx
 import msgspec
 import pytest
 from exports import as_json, records_export
+from noticing import kept
 
-from kvlens.dashboard.model.incident import Incident, Scope
+from kvlens.dashboard.model.incident import Incident, RequestScope
 from kvlens.dashboard.server import running
 from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.sqlite import SqliteStore
@@ -24,30 +25,9 @@ JSON = "application/json"
 
 
 def incident(ident: str, state: str, opened_at: float) -> Incident:
-    info = OLD if ident == "old" else BUSY
-    return Incident(
-        id=ident,
-        kind="zero_hit",
-        severity="critical",
-        state=state,
-        engine_id=info.engine_id,
-        incarnation_id=info.incarnation_id,
-        model=info.model,
-        opened_at=opened_at,
-        updated_at=opened_at,
-        closed_at=opened_at if state == "closed" else None,
-        verdict="lost",
-        cause=None,
-        confidence="certain",
-        summary=f"summary of {ident}",
-        evidence={},
-        next_step="",
-        groups=[],
-        example_requests=[],
-        lost_tokens=0,
-        requests=3,
-        scope=Scope(since=factory.START, until=factory.START + 60),
-    )
+    made = kept(ident, state, opened_at, OLD if ident == "old" else BUSY)
+    scope = RequestScope(since=factory.START, until=factory.START + 60)
+    return msgspec.structs.replace(made, scope=scope)
 
 
 @pytest.fixture(params=["closed", "open"])

@@ -41,15 +41,18 @@ def test_thousands_of_chunks_become_segments_and_a_lone_gap_is_flagged() -> None
     assert row.cells[0].label == "896 chunks"
     assert sum(len(item.cells) for item in plot.rows) < 120
     assert {mark.text for mark in plot.marks} == {
-        "local: 3,584 tokens", "served = servable: 7,168 tokens", "expected: 14,336 tokens"
-    }  # fmt: skip
+        "local: 3,584 tokens",
+        "served = servable: 7,168 tokens",
+        "expected: 14,336 tokens",
+    }
 
 
 def test_marks_never_share_a_line_and_nothing_served_does_not_look_served() -> None:
     lost = plot_of(lost_record(1), layout()).marks
     assert [(mark.css, mark.text) for mark in lost] == [
-        ("local", "local = served: 0 tokens"), ("servable", "servable: 1,024 tokens")
-    ]  # fmt: skip
+        ("local", "local = served: 0 tokens"),
+        ("servable", "servable: 1,024 tokens"),
+    ]
     assert [mark.line for mark in lost] == [0, 1]
     full = plot_of(served_record(1), layout()).marks
     assert full[-1].css == "servable is-met"
@@ -91,9 +94,12 @@ def test_ticks_are_few_and_end_with_the_whole(tokens: int) -> None:
 def test_token_bar_always_adds_up(tokens: tuple[int, int, int, int], expected: list[int]) -> None:
     prompt, local, served, lost = tokens
     record = msgspec.structs.replace(
-        cold_record(1), prompt_tokens=prompt, local_tokens=local, served_tokens=served,
+        cold_record(1),
+        prompt_tokens=prompt,
+        local_tokens=local,
+        served_tokens=served,
         lost_tokens=lost,
-    )  # fmt: skip
+    )
     parts = token_parts(record)
     assert [part.tokens for part in parts] == expected
     assert sum(part.tokens for part in parts) == prompt

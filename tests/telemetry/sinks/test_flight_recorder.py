@@ -6,10 +6,10 @@ import os
 import resource
 import shutil
 import threading
-import time
 
 import pytest
 from flights import MIB, entries, files, ids, record, recorder
+from waiting import eventually
 
 from kvlens.telemetry import semconv
 from kvlens.telemetry.sinks import flight_files, flight_recorder
@@ -20,13 +20,6 @@ from kvlens.telemetry.sinks.flight_recorder import FlightRecorder, Mode
 def quick(monkeypatch):
     monkeypatch.setattr(flight_recorder, "RETRY_SECONDS", 0.01)
     monkeypatch.setattr(flight_recorder, "MAX_RETRY_SECONDS", 0.02)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def lines(caplog):
@@ -84,17 +77,17 @@ def test_a_full_disk_loses_the_oldest_records_only_and_is_logged_once(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     taken = recorder(tmp_path)
     taken.request(record(0))
-    wait_for(lambda: ids(tmp_path) == ["r0"])
+    eventually(lambda: ids(tmp_path) == ["r0"])
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
         for number in range(1, 200):
             taken.request(record(number))
-        wait_for(lambda: taken._away)
+        eventually(lambda: taken._away)
         written = ids(tmp_path)
         assert files(tmp_path)[0].damage is None
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    wait_for(lambda: ids(tmp_path)[-1] == "r199")
+    eventually(lambda: ids(tmp_path)[-1] == "r199")
     taken.close()
     found = ids(tmp_path)
     assert found[: len(written)] == written
@@ -114,10 +107,10 @@ def test_a_folder_that_vanishes_is_made_anew(tmp_path):
     folder = tmp_path / "recordings"
     taken = recorder(folder)
     taken.request(record(0))
-    wait_for(lambda: ids(folder) == ["r0"])
+    eventually(lambda: ids(folder) == ["r0"])
     shutil.rmtree(folder)
     taken.request(record(1))
-    wait_for(lambda: ids(folder) == ["r1"])
+    eventually(lambda: ids(folder) == ["r1"])
     taken.close()
     assert files(folder)[0].number == 1
 
@@ -127,10 +120,10 @@ def test_a_folder_that_cannot_be_written_is_retried_until_it_can(tmp_path, caplo
     folder.write_text("a file in its place: not writable by anyone, root included")
     taken = recorder(folder)
     taken.request(record(0))
-    wait_for(lambda: taken._away)
+    eventually(lambda: taken._away)
     assert folder.is_file()
     folder.unlink()
-    wait_for(lambda: ids(folder) == ["r0"])
+    eventually(lambda: ids(folder) == ["r0"])
     taken.close()
     assert taken.dropped == 0
     assert lines(caplog) == [f"kvlens: the flight recorder cannot write to {folder}"]
@@ -156,9 +149,9 @@ def test_a_read_only_folder_is_told_once_and_written_when_it_can_be(tmp_path, ca
     with read_only(folder):
         taken = recorder(folder)
         taken.request(record(0))
-        wait_for(lambda: taken._away)
+        eventually(lambda: taken._away)
         taken.request(record(1))
-    wait_for(lambda: ids(folder) == ["r0", "r1"])
+    eventually(lambda: ids(folder) == ["r0", "r1"])
     taken.close()
     assert taken.dropped == 0
     assert lines(caplog) == [f"kvlens: the flight recorder cannot write to {folder}"]

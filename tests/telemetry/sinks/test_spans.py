@@ -1,6 +1,5 @@
 import logging
 import threading
-import time
 from queue import Queue
 from types import SimpleNamespace
 
@@ -8,6 +7,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from recording import SECOND, Engine, engine
+from waiting import eventually
 
 from kvlens.telemetry import facts, records, semconv, span_catalog
 from kvlens.telemetry.sinks import export_queue
@@ -23,13 +23,6 @@ TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 def quick(monkeypatch):
     monkeypatch.setattr(export_queue, "FLUSH_SECONDS", 0.01)
     monkeypatch.setattr(export_queue, "MAX_PAUSE_SECONDS", 0.02)
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def served_request():
@@ -145,10 +138,10 @@ def test_an_idle_engine_says_that_it_lives():
     queue = ExportQueue(flaky, "http://receiver", 100)
     sink = SpanSink(engine(), queue)
     queue.beat(lambda: sink._engine_state(semconv.ENGINE_ALIVE), after=0.0)
-    wait_for(lambda: flaky.tries >= 3)  # the receiver is away: nothing is piled up
+    eventually(lambda: flaky.tries >= 3)  # the receiver is away: nothing is piled up
     assert len(queue._queue) <= 2
     flaky.here.set()
-    wait_for(lambda: len(flaky.taken) >= 3)
+    eventually(lambda: len(flaky.taken) >= 3)
     sink.close()
     states = [span.attributes[semconv.ATTR_ENGINE_STATE] for span in flaky.taken]
     assert states == ["started", *["alive"] * (len(states) - 2), "stopped"]
@@ -180,9 +173,9 @@ def test_spans_wait_for_a_receiver_that_is_away(caplog):
     flaky = Flaky()
     queue = ExportQueue(flaky, "http://receiver", 50)
     sink = SpanSink(engine(), queue)
-    wait_for(lambda: flaky.tries >= 3)
+    eventually(lambda: flaky.tries >= 3)
     flaky.here.set()
-    wait_for(lambda: len(flaky.taken) == 1)
+    eventually(lambda: len(flaky.taken) == 1)
     sink.close()
     assert [s.name for s in flaky.taken] == [semconv.SPAN_ENGINE] * 2
     assert sink.dropped == 0

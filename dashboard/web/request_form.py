@@ -28,13 +28,21 @@ SORTS: Final[dict[Sort, str]] = {
 _WHOLE = re.compile("[0-9]{1,15}")
 _TIME: TypeAdapter[float] = TypeAdapter(Time)
 _FIELDS = (
-    "engine", "verdict", "cause", "model", "range", "since", "until", "min_lost", "sort",
+    "engine",
+    "verdict",
+    "cause",
+    "model",
+    "range",
+    "since",
+    "until",
+    "min_lost",
+    "sort",
     "cursor",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
-class Filters:
+class RequestForm:
     """What the form says; empty text means no filter. ``errors`` name what was ignored.
 
     ``since`` and ``until`` are times as the API takes them, for links from elsewhere (Grafana);
@@ -54,7 +62,7 @@ class Filters:
     errors: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
-    def parse(cls, params: Mapping[str, str]) -> Filters:
+    def parse(cls, params: Mapping[str, str]) -> RequestForm:
         """Read query parameters; a value that makes no sense is dropped and named."""
         given = {name: params.get(name, "").strip() for name in _FIELDS}
         errors = []
@@ -102,12 +110,12 @@ class Filters:
     @property
     def active(self) -> bool:
         """Whether anything narrows the list."""
-        return self != Filters(cursor=self.cursor, sort=self.sort)
+        return self != RequestForm(cursor=self.cursor, sort=self.sort)
 
     @property
     def cleared(self) -> str:
         """Address of the whole list in the same order."""
-        return Filters(sort=self.sort).link()
+        return RequestForm(sort=self.sort).link()
 
     def sorted_by(self, sort: str) -> str:
         """Address of the first page of the same requests in another order."""
@@ -127,11 +135,16 @@ class Filters:
         """Address of all requests that match, as ``csv`` or ``jsonl``."""
         query = self.query(now)
         pairs = {
-            "format": form, "since": query.since, "until": query.until, "engine": query.engine,
-            "verdict": self.verdict, "cause": query.cause, "model": query.model,
+            "format": form,
+            "since": query.since,
+            "until": query.until,
+            "engine": query.engine,
+            "verdict": self.verdict,
+            "cause": query.cause,
+            "model": query.model,
             "min_lost_tokens": query.min_lost_tokens,
             "sort": "" if self.sort == NEWEST else self.sort,
-        }  # fmt: skip
+        }
         given = {name: value for name, value in pairs.items() if value not in (None, "", 0)}
         return f"/api/v1/export?{urlencode(given)}"
 
