@@ -68,8 +68,6 @@ export {PREFIX}MODEL_THRESHOLDS='{{"org/chat-27b": {{"eligible_min_tokens": 4096
 _VARIABLES = {
     "KVLENS_NATIVE": "`1` in the environment of a vLLM that runs with "
     "`--kv-offloading-backend native`: its connector is replaced by kvlens', nothing else changes",
-    "KVLENS_UNTESTED_VLLM": "`1` lets the connector start on a vLLM outside the tested range: a "
-    "warning, vLLM's own lookup, and as much observed as is found",
     "KVLENS_DEMO_ENGINE_PYTHON": "interpreter with vLLM 0.29.0 and kvlens for `kvlens demo`",
 }
 

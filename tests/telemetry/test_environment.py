@@ -4,7 +4,7 @@ from kvlens.connector.config import ConnectorSettings
 from kvlens.dashboard.settings import Settings
 from kvlens.telemetry.environment import misspelt
 
-OTHERS = ("KVLENS_NATIVE", "KVLENS_UNTESTED_VLLM", "KVLENS_DEMO_ENGINE_PYTHON")
+OTHERS = ("KVLENS_NATIVE", "KVLENS_DEMO_ENGINE_PYTHON")
 
 
 def test_what_is_nearly_a_setting_is_named_with_the_one_that_was_meant() -> None:
