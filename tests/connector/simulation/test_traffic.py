@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvlens.connector.simulation.medium import SimulationError
 from kvlens.connector.simulation.prompts import Prompts
 from kvlens.connector.simulation.reading import ScenarioError, parse, read_engine
 from kvlens.connector.simulation.traffic import Pace, drive
+from kvlens.dashboard.cli import main
 from kvlens.telemetry.oracle import is_servable
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.sizing.reading import Trace
@@ -168,3 +170,35 @@ def test_an_engine_is_read_without_steps(tmp_path: Path) -> None:
     file.write_text("speculative: mtp")
     with pytest.raises(ScenarioError, match="missing field layout"):
         read_engine(file)
+
+
+def test_the_command_puts_lookups_side_by_side(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine, out = tmp_path / "engine.yaml", tmp_path / "out.json"
+    engine.write_text(LAYOUT)
+    command = ["simulate", "--trace", str(TRACE), "--layout", str(engine), "--requests", "60"]
+    assert main([*command, "--json", str(out)]) == 0
+    arms = json.loads(out.read_text())["arms"]
+    assert [arm["lookup"] for arm in arms] == ["stock", "corrected", "exact"]
+    assert {arm["requests"] for arm in arms} == {60}
+    assert arms[1]["served_tokens"] == arms[2]["served_tokens"] > 0
+    assert sum(arms[0]["verdicts"].values()) == 60
+    incidents = [one["kind"] for one in arms[0]["incidents"]]
+    assert incidents == (["zero_hit"] if AFFECTED else [])
+    shown = capsys.readouterr().out
+    assert f"{arms[1]['served_tokens']:,}" in shown
+    assert ("drafter_fallback" in shown) == AFFECTED
+
+
+def test_the_command_refuses_what_it_cannot_use(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cut = tmp_path / "cut.gz"
+    cut.write_bytes(TRACE.read_bytes()[:300])
+    assert main(["simulate", "--trace", str(cut), "--lookup", "exact"]) == 2
+    assert "cut off" in capsys.readouterr().err
+    assert main(["simulate", "--trace", str(TRACE), "scenario.yaml"]) == 2
+    assert "takes no scenario" in capsys.readouterr().err
+    assert main(["simulate"]) == 2
+    assert "give scenario files or --trace" in capsys.readouterr().err
