@@ -64,7 +64,7 @@ class Picture:
             )
         per = " per engine" if self._sized.said.engines > 1 else ""
         unit = f"tier size{per}" if gib else f"tier size{per}, {self._sized.unit}"
-        yield _text("axis", self._right, self._height - 6, unit, "end")
+        yield _text("size-axis", self._right, self._height - 6, unit, "end")
 
     def _gpu(self) -> Iterator[str]:
         said = self._sized.said
@@ -120,9 +120,8 @@ class Picture:
             text = f"{100 * share:.0f} %"
             if self._width > _NARROW:
                 text += f": {self._sized.size(blocks)}"
-            # The first left of its line, the others right of theirs, the last one lower.
-            left = row == 0 or x + 7.5 * len(text) > self._right
-            at = self._bottom - (28 if row < 2 else 10)
+            left = x - 7.5 * len(text) > self._left
+            at = self._bottom - 10 - 17 * (len(said.reach) - 1 - row)
             yield _text("mark-note", x - 6 if left else x + 6, at, text, "end" if left else "start")
 
 
