@@ -94,10 +94,26 @@ def resolve(kv_transfer_config: Any) -> None:
         kv_transfer_config.kv_connector_extra_config = extra
     children = extra.get(_CHILDREN)
     if kv_transfer_config.kv_connector == _MULTI and isinstance(children, list):
-        section = extra[config.SECTION] if _has_inner(extra) else None
-        resolved = [_resolved_child(child, section) for child in children]
+        resolved = _resolved_children(children, extra)
         if resolved != children:
             kv_transfer_config.kv_connector_extra_config = {**extra, _CHILDREN: resolved}
+
+
+def _resolved_children(children: list[Any], extra: Mapping[str, Any]) -> list[Any]:
+    """Children of ``MultiConnector``: all are watched if it is, else those that ask for it."""
+    section = extra[config.SECTION] if _has_inner(extra) else None
+    resolved = [_resolved_child(child, section) for child in children]
+    if os.environ.get(WRAP_ENV) == "1":
+        return resolved  # all have our class anyway
+    watched = {child["kv_connector"] for child in resolved if _asks(child)}
+    # Stats of one class are added up, and its metrics made once: all of it have our class.
+    silent = {"telemetry": False}
+    return [
+        _resolved_child(child, silent)
+        if isinstance(child, Mapping) and child.get("kv_connector") in watched
+        else child
+        for child in resolved
+    ]
 
 
 def _inner(extra: Mapping[str, Any]) -> config.Inner:
@@ -125,6 +141,10 @@ def _has_inner(extra: Mapping[str, Any] | None) -> bool:
     return isinstance(section, Mapping) and section.get("inner") is not None
 
 
+def _asks(child: Any) -> bool:
+    return isinstance(child, Mapping) and _has_inner(child.get("kv_connector_extra_config"))
+
+
 def _resolved_child(child: Any, section: Mapping[str, Any] | None) -> Any:
     """A child of ``MultiConnector``; with a ``section``, that of its parent, it is watched too."""
     if not isinstance(child, Mapping):
@@ -141,14 +161,15 @@ def _resolved_child(child: Any, section: Mapping[str, Any] | None) -> Any:
                 config.SECTION: extra[config.SECTION],
             },
         }
-    if section is None or config.SECTION in extra:
+    own = extra.get(config.SECTION, {})
+    if section is None or _has_inner(extra) or not isinstance(own, Mapping):
         return child
     inner = config.Inner(
         name=child.get("kv_connector") or "?",
         module_path=child.get("kv_connector_module_path"),
         extra_config=dict(extra),
     )
-    ours = {**section, "inner": msgspec.to_builtins(inner)}
+    ours = {**section, **own, "inner": msgspec.to_builtins(inner)}
     return {**child, "kv_connector_extra_config": {**extra, config.SECTION: ours}}
 
 
@@ -175,7 +196,7 @@ def _wanted(kv_transfer_config: Any) -> bool:
     return (
         kv_transfer_config.kv_connector == _MULTI
         and isinstance(children, list)
-        and any(_has_inner(child.get("kv_connector_extra_config")) for child in children)
+        and any(map(_asks, children))
     )
 
 

@@ -160,6 +160,23 @@ def test_the_children_of_an_inner_multi_connector_are_watched():
         assert extra == {"a": child["kv_connector"]}
 
 
+def test_a_sibling_of_the_same_class_has_our_class_and_is_not_recorded():
+    children = [
+        {"kv_connector": "KVLensConnector", "kv_connector_extra_config": asks_for("A", {"a": 1})},
+        {"kv_connector": "A", "kv_connector_extra_config": {"a": 2}},
+        {"kv_connector": "B"},
+    ]
+    asked = transfer("MultiConnector", {"connectors": children})
+    for _ in range(2):
+        wrapping.resolve(asked)
+    first, second, third = asked.kv_connector_extra_config["connectors"]
+    assert [c["kv_connector"] for c in (first, second, third)] == ["A", "A", "B"]
+    assert config.load(first["kv_connector_extra_config"], {}).telemetry
+    assert not config.load(second["kv_connector_extra_config"], {}).telemetry
+    assert second["kv_connector_extra_config"]["a"] == 2
+    assert third == children[2]
+
+
 @pytest.mark.parametrize(
     "extra",
     [
