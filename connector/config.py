@@ -36,6 +36,17 @@ class LookupMode(str, Enum):
     """The largest boundary that can be served, by a search of kvlens' own."""
 
 
+class Inner(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """The connector that ``KVLensConnector`` watches."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    """As in ``kv_connector``."""
+    module_path: str | None = None
+    """As in ``kv_connector_module_path``; None: one of vLLM's own."""
+    extra_config: dict[str, Any] = {}
+    """As in ``kv_connector_extra_config``."""
+
+
 class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True, kw_only=True):
     """Everything that can be set for the connector."""
 
@@ -47,6 +58,9 @@ class ConnectorSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True,
     """``auto`` (those that this vLLM needs), ``none``, or a list of names."""
     depth: Depth = Depth.GROUPS
     """``groups``, or ``interface``: stay outside vLLM's private modules, correct nothing."""
+    inner: Inner | None = None
+    """The connector that ``KVLensConnector`` watches: ``name``, and where it needs them
+    ``module_path`` and ``extra_config`` (docs/connectors.md). Not from the environment."""
     telemetry: bool = True
     """Record lookups, stores and loads. Off: corrections only."""
     otlp_endpoint: str | None = None
@@ -113,7 +127,7 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name in ConnectorSettings.__struct_fields__:
         text = environ.get(PREFIX + name.upper())
-        if text is None:
+        if text is None or name == "inner":
             continue
         if name == "corrections" and text not in ("auto", "none"):
             values[name] = [part.strip() for part in text.split(",") if part.strip()]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from kvlens.connector import wrapping
+
 NATIVE_ENV = "KVLENS_NATIVE"
 """``1``: ``--kv-offloading-backend native`` gets kvlens' connector too."""
 
@@ -26,9 +28,10 @@ def register_name() -> None:
 
 
 def register() -> None:
-    """Make the connector known to vLLM by name, in place of vLLM's own if that is wanted."""
+    """Make our connectors known to vLLM by name, in place of others where that is wanted."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     register_name()
+    wrapping.install()
     if os.environ.get(NATIVE_ENV) == "1":
         KVConnectorFactory._registry[_STOCK_NAME] = _load

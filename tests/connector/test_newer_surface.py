@@ -127,6 +127,6 @@ def test_what_else_vllms_stats_carry_reaches_vllm(monkeypatch):
         prom.OffloadPromMetrics, "observe", lambda self, data, engine: seen.append(data)
     )
     metrics = object.__new__(prom.KVLensPromMetrics)
-    metrics._ours = {}
+    metrics._own = SimpleNamespace(observe=lambda series, engine: None)
     metrics.observe({"types": {}, "data": {}, "info": [{"policy": "lru"}]}, 0)
     assert seen == [{"types": {}, "data": {}, "info": [{"policy": "lru"}]}]

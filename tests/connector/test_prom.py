@@ -15,7 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
 
-from kvlens.connector import prom
+from kvlens.connector import own_metrics, prom
 from kvlens.telemetry import semconv
 from kvlens.telemetry.records import EngineInfo, GroupLayout, Layout
 from kvlens.telemetry.sinks.prometheus import StatsSink
@@ -121,12 +121,12 @@ def test_vllms_log_leaves_ours_out():
 
 def test_a_second_engine_in_one_process_starts_anew(metrics):
     metrics.observe(prom.merge(None, StatsSink(engine_info()).take()).data)
-    prom._forget_earlier_engine()
+    own_metrics.forget_earlier_engine()
     assert value("kvlens_capacity_chunks") is None
 
 
 def test_stats_that_we_cannot_read_do_not_reach_vllm(metrics, monkeypatch, caplog):
-    monkeypatch.setattr(prom, "raise_errors", lambda: False)
+    monkeypatch.setattr(own_metrics, "raise_errors", lambda: False)
     bad = {"types": {}, "data": {"kvlens_lookups": {("a", "b", "c"): 1}}}
     for _ in range(3):
         metrics.observe(bad)
