@@ -221,7 +221,9 @@ class Observer:
     def finished(self, request: Any, status: Any, aborted: bool) -> None:
         """A request ended; its blocks are still there."""
         prompt, tokens = request.num_prompt_tokens, request.num_tokens
-        computed = request.num_computed_tokens if aborted else max(prompt, tokens - 1)
+        computed = request.num_computed_tokens
+        if not aborted:  # one that ended in an error may not have come that far
+            computed = min(computed, max(prompt, tokens - 1))
         self.sink.append(
             (
                 facts.FINISHED,

@@ -21,7 +21,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from opentelemetry.util.types import AttributeValue
 
 from kvlens.telemetry import records, semconv
-from kvlens.telemetry.records import EngineInfo, GroupChunks, Lookup, RequestRecord
+from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
 from kvlens.telemetry.sinks import otlp
 from kvlens.telemetry.sinks.export_queue import ExportQueue
 
