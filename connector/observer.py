@@ -313,9 +313,11 @@ def load_cap(req_status: Any, max_new_tokens: int | None) -> int | None:
 
 def computed_tokens(request: Any) -> int:
     """Tokens of an ended request whose KV data is final: never the last sampled one."""
-    if request.status is RequestStatus.FINISHED_ABORTED:
-        return int(min(request.num_computed_tokens, request.num_tokens))
-    return int(min(max(request.num_prompt_tokens, request.num_tokens - 1), request.num_tokens))
+    computed = min(request.num_computed_tokens, request.num_tokens)
+    if request.status is not RequestStatus.FINISHED_ABORTED:
+        # One that ended in an error may not have come that far.
+        computed = min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
+    return int(computed)
 
 
 def own_account(request: Any, external_tokens: int) -> tuple[int | None, int]:

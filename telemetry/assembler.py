@@ -296,7 +296,7 @@ class Assembler:
     def _not_loaded(self, job: transfers.Job[Load], completed_at: float) -> None:
         job.record.completed_at = completed_at
         self._load_jobs.end(job)
-        request = self._open.get(job.request_id)
+        request = self._find(job.request_id)  # vLLM may have ended it for this
         if request is not None and request.admission is job.record:
             request.load_failed()
 

@@ -9,6 +9,7 @@ import pytest
 pytest.importorskip("vllm")
 
 from recording import Numbers
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import driver
@@ -20,12 +21,24 @@ FULL = "{kind: full_attention, tokens_per_block: 16}"
 WINDOW = "{kind: sliding_window, tokens_per_block: 16, window: 64}"
 MAMBA = "{kind: mamba, tokens_per_block: 64}"
 STEPS = 60
+FAILS = pytest.mark.skipif(
+    "failed_jobs" not in OffloadingWorkerMetadata.__dataclass_fields__,
+    reason="in this vLLM a transfer that fails ends the engine",
+)
+RECOMPUTE = "load_failure_policy: recompute"
+POPS = "speculative: eagle\nlookahead_hashes: false"
 
 
-def scenario(seed: int, groups: str, more: str) -> str:
-    """Prompts that share prefixes, alone and together, aborted, and tiers that are emptied."""
+def scenario(seed: int, groups: str, more: str, failing: bool) -> str:
+    """Prompts that share prefixes, alone and together, aborted, and tiers that are emptied.
+
+    ``failing``: transfers also fail, now and then.
+    """
     rng, steps = random.Random(seed), []
     for _ in range(STEPS):
+        if failing and rng.random() < 0.4:
+            stores, loads = (rng.choice(["complete", "complete", "fail"]) for _ in range(2))
+            steps.append(f"{{backend: {{stores: {stores}, loads: {loads}}}}}")
         draw = rng.random()
         if draw < 0.05:
             steps.append("{reset_offload_cache: true}")
@@ -59,8 +72,11 @@ def total(numbers: Numbers, metric: semconv.Metric, *labels: str) -> float:
         (FULL, "gpu_blocks: 60\noffload_prompt_only: false"),
         (f"{FULL}, {WINDOW}", "gpu_blocks: 120\nspeculative: eagle\naccepted_tokens: [2, 0, 1]"),
         (f"{FULL}, {MAMBA}", "gpu_blocks: 120\nmax_batched_tokens: 128"),
+        pytest.param(f"{FULL}, {MAMBA}", f"gpu_blocks: 120\n{RECOMPUTE}", marks=FAILS),
+        pytest.param(f"{FULL}, {WINDOW}", f"gpu_blocks: 120\n{RECOMPUTE}\n{POPS}", marks=FAILS),
+        pytest.param(FULL, "gpu_blocks: 60\nload_failure_policy: fail", marks=FAILS),
     ],
-    ids=["attention", "window", "mamba"],
+    ids=["attention", "window", "mamba", "failing-mamba", "failing-window", "failing-attention"],
 )
 @pytest.mark.parametrize("mode", list(LookupMode))
 def test_the_numbers_add_up(monkeypatch, groups, more, mode):
@@ -77,7 +93,10 @@ def test_the_numbers_add_up(monkeypatch, groups, more, mode):
 
     monkeypatch.setattr(driver, "Records", Counting)
     text = scenario(
-        3, groups, f"{more}\ncapacity_chunks: 40\ntransfer_steps: {{store: 2, load: 2}}"
+        3,
+        groups,
+        f"{more}\ncapacity_chunks: 40\ntransfer_steps: {{store: 2, load: 2}}",
+        failing="load_failure_policy" in more,
     )
     result = driver.simulate(parse(text), "identities", mode)
 
@@ -105,6 +124,9 @@ def test_the_numbers_add_up(monkeypatch, groups, more, mode):
         assert gone > 0
     assert sum(record.served_tokens for record in ran) > 0
     assert sum(record.ghost_chunks for record in result.requests) > 0
+    if "load_failure_policy" in more:
+        assert sum(record.failed_tokens for record in result.requests) > 0
+        assert any(store.failed for record in result.requests for store in record.stores)
     if vllm_version() >= "0.32":
         told = total(numbers, semconv.TIER_TOKENS)
         assert told in (0, total(numbers, semconv.SERVED_TOKENS))  # 0: without log stats

@@ -67,6 +67,91 @@ def test_a_cold_request_then_the_same_served():
     assert run.numbers.gauges[semconv.RESIDENT_CHUNKS.name, ("0", "full_attention")] == 8
 
 
+def test_a_load_that_fails_was_not_served():
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    run.add("b", 130)
+    run.look("b", "doc", 130, 128, [(0, 8, 8), (1, 2, 2)])
+    keys = {key for names in run.keys("doc", 130) for key in names}
+    job = run.admit("b", 128, keys)
+    run.say(facts.FAILED, (job, 999))
+    run.say(facts.LOADED, keys)
+    # vLLM asks again, is answered nothing for this request, and computes.
+    run.look("b", "doc", 130, 0, [])
+    run.admit("b", 0)
+    run.say(facts.STARTED, [("b", 0)])
+    run.finish("b", "doc", 130)
+    record = run.settle()[-1]
+
+    assert (record.verdict, record.cause) == ("lost", "transfer_failed")
+    assert (record.served_tokens, record.failed_tokens, record.computed_tokens) == (0, 128, 130)
+    assert (record.servable_tokens, record.lost_tokens) == (128, 128)
+    assert record.evidence == {"failed_tokens": 128, "servable_tokens": 128}
+    assert "the load of 128 failed, and they were computed instead" in record.summary
+    (load,) = record.loads
+    assert (load.failed, load.latency, load.completed_at is not None) == (True, None, True)
+    assert count(run, semconv.SERVED_CHUNKS, "0", "full_attention") == 0
+    assert count(run, semconv.SERVED_TOKENS) == 0
+    assert count(run, semconv.LOST_TOKENS, "transfer_failed") == 128
+    assert not [name for name, _ in run.numbers.counters if "violations" in name]
+
+
+def test_a_request_that_ends_with_its_failed_load():
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    run.add("b", 130)
+    run.look("b", "doc", 130, 128, [(0, 8, 8), (1, 2, 2)])
+    keys = set(run.keys("doc", 130)[0])
+    run.say(facts.FAILED, [run.admit("b", 128, keys)])
+    run.say(facts.LOADED, keys)
+    run.finish("b", "doc", 130, computed=0)
+    record = run.settle()[-1]
+    assert (record.verdict, record.cause, record.computed_tokens) == (
+        "lost", "transfer_failed", None,
+    )  # fmt: skip
+    assert "and the request ended with it" in record.summary
+
+
+def test_a_later_load_that_fails_changes_nothing_that_was_served():
+    """After a preemption a request may load again, which no total counts."""
+    run = Engine()
+    run.serve_cold("a", "doc", 130)
+    run.add("b", 130)
+    run.look("b", "doc", 130, 128, [(0, 8, 8), (1, 2, 2)])
+    first, second = (set(run.keys("doc", 130)[0]) for _ in range(2))
+    run.admit("b", 128, first)
+    run.say(facts.LOADED, first)
+    run.say(facts.PREEMPTED, ["b"])
+    run.look("b", "doc", 130, 128, [(0, 8, 8), (1, 2, 2)])
+    run.say(facts.FAILED, [run.admit("b", 128, second)])
+    run.say(facts.LOADED, second)
+    run.finish("b", "doc", 130)
+    record = run.settle()[-1]
+    assert (record.verdict, record.served_tokens, record.failed_tokens) == ("full", 128, 0)
+    assert [load.failed for load in record.loads] == [False, True]
+
+
+def test_a_store_that_fails_is_not_in_the_tier():
+    run = Engine()
+    run.add("a", 130)
+    keys = [key for names in run.keys("doc", 130) for key in names]
+    run.say(facts.OFFERED, "a", keys, keys, [])
+    job_keys = tuple(keys)
+    run.say(facts.STORE_JOB, "a", 7, job_keys)
+    run.say(facts.FAILED, [7])
+    run.say(facts.STORED, job_keys, False)
+    run.finish("a", "doc", 130)
+    run.add("b", 130)
+    run.look("b", "doc", 130, 0, [(0, 8, 0)])
+    run.admit("b", 0)
+    run.finish("b", "doc", 130)
+    first, second = run.settle()
+    assert [store.failed for store in first.stores] == [True]
+    assert (second.verdict, second.cause) == ("unstored", "transfer_failed")
+    assert count(run, semconv.STORED_CHUNKS, "0", "full_attention") == 0
+    assert run.assembler.residency.resident_count(0) == 0
+
+
 def test_a_job_of_two_ranks_counts_once():
     """Tensor parallel: each rank reports its part, perhaps in different steps."""
     run = Engine()

@@ -113,7 +113,7 @@ def test_states_say_why_a_chunk_is_not_there():
     assert residency.state(key(3)) is State.EXCLUDED
     residency.stored(keys(1), True)
     residency.stored(keys(2), False)
-    assert residency.state(key(2)) is State.REFUSED
+    assert residency.state(key(2)) is State.FAILED
     residency.offered(keys(4), None, [])
     assert residency.state(key(4)) is State.REFUSED
     residency.computed(keys(1, 4, 5), State.COMPUTED)

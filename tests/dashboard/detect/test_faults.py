@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from field import START, Night, lost, partial, refusing, served, waiting
 
 from kvlens.dashboard.detect.panel import Observed
+from kvlens.telemetry.records import GroupChunks, Load, RequestRecord, Store
 
 
 def test_f10_a_stall_is_seen_within_fifteen_seconds() -> None:
@@ -114,6 +117,38 @@ def test_refused_stores_that_cost_everything_are_critical() -> None:
     night = Night().see(refusing(n, 2, stores=2, **refused) for n in range(6))
     assert night.incidents["store_failures"].severity == "critical"
     assert night.kinds == {"store_failures", "zero_hit"}
+
+
+def failing(n: int, **change: Any) -> RequestRecord:
+    """A request whose load failed."""
+    lost = {"served_tokens": 0, "failed_tokens": 1024, "lost_tokens": 1024, "verdict": "lost",
+            "cause": "transfer_failed", "causes": ["transfer_failed"]}  # fmt: skip
+    load = Load(job_id=n, time=START + n, completed_at=START + n + 0.1, failed=True)
+    return served(n, loads=[load], **lost, **change)
+
+
+def test_f26_loads_that_fail_are_told_once_it_repeats() -> None:
+    assert Night().see([served(0), failing(1)]).kinds == set()
+    night = Night().see([served(0), failing(1), served(2), failing(3)])
+    assert night.kinds == {"load_failures"}
+    incident = night.incidents["load_failures"]
+    assert incident.severity == "warning"
+    assert incident.summary.startswith("2 of 4 loads failed: 2,048 tokens were found")
+    assert "kv_load_failure_policy" in incident.next_step
+
+
+def test_loads_that_all_fail_are_critical() -> None:
+    night = Night().see(failing(n) for n in range(4))
+    assert night.incidents["load_failures"].severity == "critical"
+    assert night.kinds == {"load_failures", "zero_hit"}
+
+
+def test_stores_that_fail_count_as_those_that_are_refused() -> None:
+    store = Store(time=START, job_id=1, failed=True, groups=[GroupChunks(kv_group=0, stored=4)])
+    night = Night().see(served(n, stores=[store]) for n in range(12))
+    assert night.kinds == {"store_failures"}
+    summary = night.incidents["store_failures"].summary
+    assert "refused 0 of 12 stores (0 chunks), 12 more failed, while 12 loads" in summary
 
 
 def test_a_few_refusals_are_normal() -> None:

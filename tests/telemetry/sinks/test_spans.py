@@ -88,7 +88,7 @@ def test_spans_of_a_request():
     assert store.links[0].context.span_id == root.context.span_id
 
 
-PYTHON_TYPES = {"string": str, "int": int, "double": float}
+PYTHON_TYPES = {"string": str, "int": int, "double": float, "boolean": bool}
 
 
 def test_every_attribute_of_every_span_is_documented_with_its_type():
