@@ -12,6 +12,7 @@ import pytest
 from factory import cold_record, engine, lost_record, served_record
 from fleet import fleet, hostile, open_incident, send
 from gallery import gap_record, nine_group_engine
+from markup import Page
 
 from kvlens.dashboard.web.assets import assets, version
 
@@ -24,16 +25,19 @@ def filled(client: httpx.Client) -> httpx.Client:
     return client
 
 
-def page(client: httpx.Client, path: str, status: int = 200) -> str:
+def page(client: httpx.Client, path: str, status: int = 200) -> Page:
     answer = client.get(path)
     assert answer.status_code == status, answer.text[:400]
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'self'" in answer.headers["content-security-policy"]
-    html = answer.text
+    html = Page(answer.text)
     # The policy forbids these: a page that has one is broken in a browser.
-    assert not re.search(r"<style|\sstyle=|\son[a-z]+=\"|javascript:", html)
-    assert all("src=" in tag for tag in re.findall(r"<script[^>]*>", html))
-    assert html.count("<h1") == 1
+    assert not html.all("style")
+    assert "javascript:" not in answer.text
+    for tag in html.all("*"):
+        assert not [name for name in tag.attrs if name == "style" or name.startswith("on")], tag
+    assert all("src" in tag.attrs for tag in html.all("script"))
+    assert len(html.all("h1")) == 1
     return html
 
 
@@ -48,10 +52,14 @@ def test_empty_pages_say_what_to_do(client: httpx.Client, path: str) -> None:
 def test_overview_is_worst_first(filled: httpx.Client) -> None:
     html = page(filled, "/")
     assert "1 critical incident open" in html
-    engines = re.findall(r'title="incarnation ([^"]+)"', html)
-    assert engines[0] == "inc-a1"
-    assert engines[-1] == "inc-c1"
-    assert html.index("Open incidents") < html.index(">Engines<") < html.index("Last requests")
+    engines = [str(tag["title"]) for tag in html.all('[title^="incarnation "]')]
+    assert engines[0] == "incarnation inc-a1"
+    assert engines[-1] == "incarnation inc-c1"
+    shown = [title.partition(" with")[0].partition(" that")[0] for title in html.headings()]
+    order = [shown.index("Open incidents"), shown.index("Engines")]
+    order += [n for n, title in enumerate(shown) if title.startswith("Last requests")]
+    assert len(order) == 3
+    assert order == sorted(order)
     assert "cause: drafter fallback (certain)" in html
 
 
@@ -59,13 +67,15 @@ def test_incident_page_has_verdict_evidence_next_step_and_requests(filled: httpx
     html = page(filled, f"/incidents/{open_incident(filled)}")
     for text in ("Next step", "Evidence", "annotated drafter", "Incident opened", "Affected"):
         assert text in html
-    assert len(re.findall(r'href="/requests/cmpl-', html)) == 14
+    assert len(html.links("/requests/cmpl-")) == 14
 
 
 def test_closed_incidents_are_listed_apart(filled: httpx.Client) -> None:
     html = page(filled, "/incidents")
-    assert html.index("open-title") < html.index("closed-title")
-    assert "engine gone" in html
+    titles = html.headings()
+    assert titles.index("Open") < titles.index("Closed")
+    assert "engine gone" in html.section("Closed")
+    assert "engine gone" not in html.section("Open")
 
 
 def test_engine_page_names_the_fingerprint(filled: httpx.Client) -> None:
@@ -81,22 +91,22 @@ def test_engine_page_has_a_line_per_group_and_tells_the_size_of_the_tier(
     filled: httpx.Client,
 ) -> None:
     html = page(filled, "/engines/inc-b1")
-    series = html[html.index("Groups over time") : html.index("Pool sizing")]
-    assert series.count('<th scope="row">') == 3
-    assert series.count("<polyline") >= 3 * 5
-    assert re.search(r"resident: highest [0-9]+ chunks", series)
+    series = html.section("Groups over time")
+    assert len(series.all("th[scope=row]")) == 3
+    assert len(series.all("polyline")) >= 3 * 5
+    assert re.search(r"resident: highest [0-9]+ chunks", str(series.tag))
     assert "Reload p99" in series
-    sizing = html[html.index("Pool sizing") : html.index("KV-cache groups</h2>")]
+    sizing = html.section("Pool sizing")
     assert "293 chunks now" in sizing
     assert "would serve 95 % of what comes back" in sizing
 
 
 def test_incident_is_compared_with_what_was_before(filled: httpx.Client) -> None:
     html = page(filled, f"/incidents/{open_incident(filled)}")
-    before = html[html.index("Before and during") : html.index("Handling")]
+    before = html.section("Before and during")
     assert "12 requests in the day before" in before
-    assert re.search(r"Requests that lost all</th>\s*<td[^>]*>0 %", before)
-    assert 'href="/runbooks/zero_hit"' in html
+    assert before.row("Requests that lost all")[0].get_text().startswith("0 %")
+    assert html.links("/runbooks/zero_hit")
 
 
 def test_a_later_start_is_compared_with_the_one_before(filled: httpx.Client) -> None:
@@ -121,18 +131,20 @@ def test_what_people_did_stands_on_the_incident(filled: httpx.Client) -> None:
     html = page(filled, f"/incidents/{incident}")
     assert "acknowledged by ann" in html
     assert "by ben" in html
-    assert "on it &lt;b&gt;" in html
+    assert "on it <b>" in html
 
 
 def test_two_configurations_side_by_side(filled: httpx.Client) -> None:
     html = page(filled, "/compare")
     assert "vLLM 0.32.0, corrected" in html
     assert "vLLM 0.29.0, stock" in html
-    assert re.search(r'Served of expected</th>\s*<td class="r better">100 %', html)
-    swapped = re.search(r'href="(/compare\?a=[^"]+)">Swap', html)
-    assert swapped is not None
-    turned = page(filled, swapped.group(1).replace("&amp;", "&"))
-    assert re.search(r'Served of expected</th>\s*<td class="r worse">0 %', turned)
+    served = html.row("Served of expected")[0]
+    assert "better" in served["class"]
+    assert served.get_text().startswith("100 %")
+    (swapped,) = [tag["href"] for tag in html.all("a") if tag.get_text().startswith("Swap")]
+    served = page(filled, str(swapped)).row("Served of expected")[0]
+    assert "worse" in served["class"]
+    assert served.get_text().startswith("0 %")
     assert "There is nothing to compare yet" not in page(filled, "/compare?a=nonsense&b=no")
 
 
@@ -143,13 +155,13 @@ def test_one_configuration_cannot_be_compared(client: httpx.Client) -> None:
 
 def test_cost_by_cause_and_engine(filled: httpx.Client) -> None:
     html = page(filled, "/cost")
-    causes = html[html.index("Lost tokens by cause") : html.index("How to read this")]
+    causes = html.section("Lost tokens by cause").text
     assert causes.index("drafter fallback") < causes.index("store gap")
-    engines = html[html.index('id="engines-title"') :]
+    engines = str(html.one('[aria-labelledby="engines-title"]'))
     assert engines.index("inc-a1") < engines.index("inc-b1")
     hour = page(filled, "/cost?range=1h")
-    assert "inc-a1" in hour
-    assert "inc-c1" not in hour  # it ended half a day ago
+    assert hour.links("/engines/inc-a1")
+    assert not hour.links("/engines/inc-c1")  # it ended half a day ago
 
 
 def test_nothing_lost_costs_nothing(client: httpx.Client) -> None:
@@ -157,25 +169,28 @@ def test_nothing_lost_costs_nothing(client: httpx.Client) -> None:
     send(client, info, [served_record(1, info)])
     html = page(client, "/cost")
     assert "Nothing was lost in this range" in html
-    assert re.search(r'<dd class="value ">0 s', html)
+    values = [tag for tag in html.all("dd.value") if tag.get_text().strip().startswith("0 s")]
+    assert values
+    assert all(tag["class"] == ["value"] for tag in values)
 
 
 def test_a_request_is_a_waterfall_of_its_steps(filled: httpx.Client) -> None:
     html = page(filled, "/requests/cmpl-1003")
-    falls = html[html.index("Waterfall") : html.index("Lookups")]
-    steps = [falls.index(f"</i>{step}</th>") for step in ("Waiting", "Lookup", "Load", "Compute")]
-    assert steps == sorted(steps)
+    falls = html.section("Waterfall")
+    steps = falls.texts("th[scope=row]")
+    order = [steps.index(step) for step in ("Waiting", "Lookup", "Load", "Compute")]
+    assert order == sorted(order)
     assert "12 ms copying" in falls
 
 
 def test_exports_follow_the_filters(filled: httpx.Client) -> None:
     html = page(filled, "/requests?verdict=lost&engine=inc-a1")
-    links = re.findall(r'href="(/api/v1/export[^"]+)"', html)
+    links = html.links("/api/v1/export")
     assert len(links) == 2
-    table = filled.get(links[0].replace("&amp;", "&"))
+    table = filled.get(links[0])
     assert table.headers["content-type"] == "text/csv; charset=utf-8"
     rows = list(csv.DictReader(io.StringIO(table.text)))
-    lines = filled.get(links[1].replace("&amp;", "&")).text.splitlines()
+    lines = filled.get(links[1]).text.splitlines()
     assert len(rows) == len(lines) == 14
     assert {row["verdict"] for row in rows} == {"lost"}
     assert rows[0]["lost_tokens"] == str(json.loads(lines[0])["lost_tokens"])
@@ -191,9 +206,10 @@ def test_a_cell_never_becomes_a_formula(client: httpx.Client) -> None:
 def test_request_page_shows_strip_and_numbers_without_script(filled: httpx.Client) -> None:
     html = page(filled, "/requests/cmpl-0113")
     assert "vetoed here: raw hits 1, after pop 0" in html
-    assert html.count('class="strip-row') == 3
-    assert "servable: 1,024 tokens" in html
-    assert 'class="visually-hidden">Group 1, sliding window' in html
+    assert len(html.all(".strip-row")) == 3
+    assert "servable: 1,024 tokens" in str(html.tag)
+    hidden = html.texts(".visually-hidden")
+    assert [text for text in hidden if text.startswith("Group 1, sliding window")]
 
 
 def test_another_lookup_can_be_put_on_the_strip(client: httpx.Client) -> None:
@@ -209,51 +225,46 @@ def test_another_lookup_can_be_put_on_the_strip(client: httpx.Client) -> None:
 
 def test_filters_narrow_and_pages_follow_the_cursor(filled: httpx.Client) -> None:
     lost = page(filled, "/requests?verdict=lost&min_lost=&engine=inc-a1")
-    assert lost.count('<th scope="row"') == 14
-    assert '<option value="lost" selected>' in lost
+    assert len(lost.all("th[scope=row]")) == 14
+    assert lost.all('option[value="lost"][selected]')
     first = page(filled, "/requests")
-    following = re.search(r'rel="next" href="([^"]+)"', first)
-    assert following is not None
-    second = page(filled, following.group(1).replace("&amp;", "&"))
-    pattern = r'href="/requests/(cmpl-[^"]+)"'
-    assert not set(re.findall(pattern, first)) & set(re.findall(pattern, second))
-    assert "Newest</a>" in second
+    second = page(filled, str(first.one("a[rel=next]")["href"]))
+    shown = set(first.links("/requests/cmpl-")), set(second.links("/requests/cmpl-"))
+    assert all(shown)
+    assert not shown[0] & shown[1]
+    assert "Newest" in second.texts("a")
     assert "No request matches" in page(filled, "/requests?cause=hash_seed")
 
 
 def test_wrong_filters_are_named(filled: httpx.Client) -> None:
     html = page(filled, "/requests?verdict=lots&sort=size&cursor=nonsense", status=400)
     assert "verdict is one of" in html
-    assert "sort is one of newest, oldest, lost, served, expected; got &#39;size&#39;" in html
+    assert "sort is one of newest, oldest, lost, served, expected; got 'size'" in html
     assert "cursor: not a cursor" in html
 
 
 def test_the_list_can_be_sorted(filled: httpx.Client) -> None:
-    def head(html: str, text: str) -> re.Match[str]:
-        found = re.search(rf'<th [^>]*?(aria-sort="\w+")?><a[^>]*href="([^"]+)">{text}</a>', html)
-        assert found is not None
-        return found
-
-    def link(html: str, text: str) -> str:
-        return head(html, text).group(2).replace("&amp;", "&")
+    def sorting(html: Page, text: str) -> str | None:
+        (head,) = [tag for tag in html.all("th") if tag.get_text().strip() == text]
+        found = head.get("aria-sort")
+        return None if found is None else str(found)
 
     newest = page(filled, "/requests?engine=inc-a1")
-    assert head(newest, "Finished").group(1) == 'aria-sort="descending"'
-    oldest = page(filled, link(newest, "Finished"))
-    assert head(oldest, "Finished").group(1) == 'aria-sort="ascending"'
-    assert link(oldest, "Finished") == "/requests?engine=inc-a1"
-    by_loss = page(filled, link(oldest, "Lost"))
-    assert head(by_loss, "Lost").group(1) == 'aria-sort="descending"'
-    assert head(by_loss, "Finished").group(1) is None
-    assert '<option value="lost" selected>most tokens lost first</option>' in by_loss
+    assert sorting(newest, "Finished") == "descending"
+    oldest = page(filled, newest.link("Finished"))
+    assert sorting(oldest, "Finished") == "ascending"
+    assert oldest.link("Finished") == "/requests?engine=inc-a1"
+    by_loss = page(filled, oldest.link("Lost"))
+    assert sorting(by_loss, "Lost") == "descending"
+    assert sorting(by_loss, "Finished") is None
+    assert by_loss.one('option[value="lost"][selected]').get_text() == "most tokens lost first"
     assert "those that have none are not listed" in by_loss
-    assert "sort=lost" in re.findall(r'href="(/api/v1/export[^"]+)"', by_loss)[0]
-    lost = [
-        int(text.replace(",", "")) for text in re.findall(r'<td class="r bad">([0-9,]+)', by_loss)
-    ]
+    assert "sort=lost" in by_loss.links("/api/v1/export")[0]
+    lost = [int(text.split()[0].replace(",", "")) for text in by_loss.texts("td.r.bad")]
     assert lost
     assert lost == sorted(lost, reverse=True)
-    assert 'href="/requests?sort=lost">Clear' in by_loss
+    (clear,) = [tag for tag in by_loss.all("a") if tag.get_text().startswith("Clear")]
+    assert clear["href"] == "/requests?sort=lost"
 
 
 @pytest.mark.parametrize("kind", ["engines", "incidents", "requests"])
@@ -282,9 +293,11 @@ def test_texts_from_outside_stay_text(client: httpx.Client) -> None:
     paths.append("/incidents/" + quote(open_incident(client), safe=""))
     for path in paths:
         html = page(client, path)
-        for markup in ("<script>alert", "<img", "<b>bold", "<i>", "<u>m"):
-            assert markup not in html
-    assert "&lt;script&gt;alert(1)" in page(client, paths[4])
+        assert not html.all("img, u")
+        assert "bold" not in html.texts("b")
+        assert not [tag for tag in html.all("i") if not tag.attrs]
+        assert all(not tag.get_text() for tag in html.all("script"))
+    assert "<script>alert(1)" in page(client, paths[4])
 
 
 def test_record_without_lookups_or_engine_details(client: httpx.Client) -> None:
@@ -311,7 +324,7 @@ def test_static_files_are_cached_by_version_and_nothing_else_is_served(
 
 def test_every_file_that_a_page_names_exists(filled: httpx.Client) -> None:
     for path in ("/", "/requests/cmpl-0113"):
-        named = re.findall(r"/static/[0-9a-f]+/([^\"#]+)", page(filled, path))
+        named = re.findall(r"/static/[0-9a-f]+/([^\"#]+)", str(page(filled, path).tag))
         assert named
         assert set(named) <= assets().keys()
 
