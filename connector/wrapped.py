@@ -17,7 +17,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
-from kvlens.connector import config, describe, logs, managers, own_metrics, watch, wrapping
+from kvlens.connector import config, describe, inner, logs, managers, own_metrics, watch
 from kvlens.connector import support as supports
 from kvlens.connector.observer import raise_errors
 from kvlens.connector.recording import Recording
@@ -143,7 +143,7 @@ def watched_class(real: type[Any]) -> type[Any]:
     """A subclass of ``real`` that is watched."""
 
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        shown = wrapping.shown_to_inner(vllm_config)
+        shown = inner.shown_to_inner(vllm_config)
         with _managers_of(real) as kept:
             real.__init__(self, shown, *args, **kwargs)
         role = args[0] if args else kwargs.get("role")
@@ -169,9 +169,9 @@ def watched_class(real: type[Any]) -> type[Any]:
     def build_prom_metrics(
         cls: Any, vllm_config: Any, metric_types: Any, labelnames: Any, values: Any
     ) -> Any:
-        shown = wrapping.shown_to_inner(vllm_config)
-        inner = real.build_prom_metrics(shown, metric_types, labelnames, values)
-        return WrappedPromMetrics(inner, _own_metrics(metric_types, labelnames, values))
+        shown = inner.shown_to_inner(vllm_config)
+        theirs = real.build_prom_metrics(shown, metric_types, labelnames, values)
+        return WrappedPromMetrics(theirs, _own_metrics(metric_types, labelnames, values))
 
     def shutdown(self: Any) -> Any:
         try:
@@ -197,7 +197,7 @@ def parent_class(real: type[Any]) -> type[Any]:
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         token = _siblings.set({})
         try:
-            real.__init__(self, wrapping.shown_to_inner(vllm_config), *args, **kwargs)
+            real.__init__(self, inner.shown_to_inner(vllm_config), *args, **kwargs)
         finally:
             _siblings.reset(token)
 

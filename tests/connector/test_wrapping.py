@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1 import supports_hma
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
-from kvlens.connector import config, plugin, wrapping
+from kvlens.connector import config, inner, plugin, wrapping
 
 OVERRIDDEN = {
     "get_kv_connector_stats",
@@ -32,14 +32,14 @@ def real_class(name):
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    monkeypatch.delenv(wrapping.WRAP_ENV, raising=False)
+    monkeypatch.delenv(inner.WRAP_ENV, raising=False)
     monkeypatch.setattr(wrapping, "_names", {})
     plugin.register()
 
 
 @pytest.fixture
 def wrap(monkeypatch):
-    monkeypatch.setenv(wrapping.WRAP_ENV, "1")
+    monkeypatch.setenv(inner.WRAP_ENV, "1")
 
 
 def transfer(name, extra=None, module=None):
@@ -119,7 +119,7 @@ def test_the_inner_connector_is_found_and_sees_its_own_configuration(module):
     assert KVConnectorFactory.get_connector_class(asked) is found
     if hasattr(KVConnectorFactory, "supports_hma_config"):
         assert not KVConnectorFactory.supports_hma_config(asked)
-    shown = wrapping.shown_to_inner(SimpleNamespace(kv_transfer_config=asked))
+    shown = inner.shown_to_inner(SimpleNamespace(kv_transfer_config=asked))
     assert shown.kv_transfer_config.kv_connector_extra_config == {"a": 1}
 
 
@@ -144,7 +144,7 @@ def test_the_children_of_an_inner_multi_connector_are_watched():
         one = KVTransferConfig(**child)
         real = real_class(child["kv_connector"])
         assert KVConnectorFactory.get_connector_class(one) is wrapping.subclass(real)
-        shown = wrapping.shown_to_inner(SimpleNamespace(kv_transfer_config=one))
+        shown = inner.shown_to_inner(SimpleNamespace(kv_transfer_config=one))
         extra = shown.kv_transfer_config.kv_connector_extra_config
         assert extra == {"a": child["kv_connector"]}
 
@@ -157,7 +157,7 @@ def test_a_sibling_of_the_same_class_has_our_class_and_is_not_recorded():
     ]
     asked = transfer("MultiConnector", {"connectors": children})
     for _ in range(2):
-        wrapping.resolve(asked)
+        inner.resolve(asked)
     first, second, third = asked.kv_connector_extra_config["connectors"]
     assert [c["kv_connector"] for c in (first, second, third)] == ["A", "A", "B"]
     assert config.load(first["kv_connector_extra_config"], {}).telemetry
