@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 REQUESTS = PLAN.documents + 1
 HERE = str(Path(__file__).parent)
+WITHOUT_HMA: dict[str, Any] = {"speculative": False, "gpu_blocks": 20}
+"""Where all layers share their blocks of 128 tokens: room for two prompts."""
 
 
 def texts(server: Server, requests: int = REQUESTS) -> list[str]:
@@ -70,12 +72,11 @@ def test_the_stock_connector_watched_by_the_environment(tiny_model: Path, tmp_pa
         assert not [line for line in lines if semconv.LOOKUPS.name in line]
 
 
-def example(folder: Path, **inner: Any) -> dict[str, Any]:
+def example(folder: Path) -> dict[str, Any]:
     return {
         "connector": "ExampleConnector",
         "extra_config": {"shared_storage_path": str(folder)},
-        "speculative": False,
-        **inner,
+        **WITHOUT_HMA,
     }
 
 
@@ -87,7 +88,7 @@ def test_the_example_connector(tiny_model: Path, tmp_path: Path) -> None:
     }  # fmt: skip
     with serve(
         NEWEST, tiny_model, made(tmp_path / "b"), {"inner": inner}, connector="KVLensConnector",
-        speculative=False,
+        **WITHOUT_HMA,
     ) as server:  # fmt: skip
         assert texts(server) == alone
         assert external(server) == hits > 0
@@ -144,7 +145,7 @@ def children(folder: Path) -> dict[str, Any]:
 
 def test_the_children_of_a_multi_connector(tiny_model: Path, tmp_path: Path) -> None:
     one, two = children(tmp_path / "one"), children(tmp_path / "two")
-    with serve(NEWEST, tiny_model, made(tmp_path / "a"), {}, speculative=False, **one) as server:
+    with serve(NEWEST, tiny_model, made(tmp_path / "a"), {}, **WITHOUT_HMA, **one) as server:
         alone, hits = texts(server), external(server)
     folder = tmp_path / "recordings"
     env = {
@@ -153,7 +154,7 @@ def test_the_children_of_a_multi_connector(tiny_model: Path, tmp_path: Path) -> 
         "VLLM_LOG_STATS_INTERVAL": "1",
     }
     with serve(
-        NEWEST, tiny_model, made(tmp_path / "b"), {}, speculative=False, env=env, **two
+        NEWEST, tiny_model, made(tmp_path / "b"), {}, env=env, **WITHOUT_HMA, **two
     ) as server:
         assert texts(server) == alone
         assert external(server) == hits > 0
