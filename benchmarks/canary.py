@@ -94,7 +94,8 @@ def run(case: Case, conversations: int, folder: Path) -> dict[str, Any]:
                 prompt_tokens=PROMPT_TOKENS,
                 output_tokens=OUTPUT_TOKENS,
                 vocab=model.SIZES[case.size].vocab,
-            )
+            ),
+            lambda line: print(f"{case.name}: {line}", file=sys.stderr),
         )
     print(f"{case.name}: {text(report)}", flush=True)
     return {**report.as_dict(), "seconds": round(time.monotonic() - began)}
