@@ -81,6 +81,8 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                 )
                 return answer
             status = self._req_status.get(request.request_id)
+            if getattr(request, "resumable", False) and status is not None:
+                _keep_keys(status)
             in_transfer = bool(getattr(status, "transfer_jobs", None))
             observer.queries = []
             start = monotonic_ns()
@@ -139,6 +141,14 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                 return tokens
 
     return RequestHooks
+
+
+def _keep_keys(status: Any) -> None:
+    """Leave the key lists that facts refer to as they are: 0.34 clears those of a request whose
+    hashes look ahead and which goes on with other tokens than it had.
+    """
+    for state in status.group_states:
+        state.offload_keys = list(state.offload_keys)
 
 
 def _wrap_manager(manager: Any, observer: Observer) -> None:
