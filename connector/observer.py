@@ -91,6 +91,14 @@ class Observer:
             return None
 
     @contained
+    def keep_keys(self, status: Any) -> None:
+        """Leave the key lists that facts refer to as they are: 0.34 clears those of a request
+        whose hashes look ahead and which goes on with other tokens than it had.
+        """
+        for state in getattr(status, "group_states", ()):
+            state.offload_keys = list(state.offload_keys)
+
+    @contained
     def added(self, request: Any, status: Any) -> None:
         """A request reached the scheduler."""
         self.sink.append(

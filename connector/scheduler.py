@@ -79,6 +79,8 @@ def _request_hooks(base: type[Any]) -> type[Any]:
                 )
                 return answer
             status = observer.status(self, request)
+            if getattr(request, "resumable", False):
+                observer.keep_keys(status)
             in_transfer = bool(getattr(status, "transfer_jobs", None))
             observer.queries = []
             start = monotonic_ns()

@@ -28,7 +28,7 @@ from kvlens.telemetry.semconv import Depth
 logger = logging.getLogger(__name__)
 
 _INNER, _OURS = "inner", "kvlens"
-_siblings: ContextVar[dict[str, int] | None] = ContextVar("kvlens_siblings", default=None)
+_siblings: ContextVar[dict[str, int] | None] = ContextVar("_siblings_of_watched", default=None)
 """While a ``MultiConnector`` makes its children: how many of each name there are."""
 
 

@@ -70,7 +70,7 @@ HOOKS = sorted(
 BY_HAND = {"looked_up", "asked", "asked_window", "status", "note_step"}
 """Contained without the wrapper, whose call lookups need not wait for; broken inside below."""
 OFF = "; this hook is off until the engine restarts"
-NOT_IN_THIS_LIFE = {"failed", "fell_back", "promoted", "tiers"}
+NOT_IN_THIS_LIFE = {"keep_keys", "failed", "fell_back", "promoted", "tiers"}
 """Errors of ours, the fallback to vLLM's lookup, and what other specs and log stats bring."""
 
 

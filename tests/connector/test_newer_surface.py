@@ -72,6 +72,22 @@ def test_any_other_load_is_not_synchronous():
     assert [fact.synchronous for fact in sink.of(facts.ADMITTED)] == [False]
 
 
+@pytest.mark.skipif(not compat.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead")
+def test_keys_that_vllm_computes_anew_stay_in_earlier_facts():
+    scheduler, sink = build([Group("full_attention", 16)], lookahead=1), Facts()
+    scheduler.observe(Observer(sink))
+    request = Request("now", 130, lookahead=1, resumable=True)
+    served(scheduler, request)
+    (((keys, length),),) = (fact.keys for fact in sink.of(facts.LOOKUP))
+    before = list(keys)
+    request.seed = 2
+    served(scheduler, request)
+    first, second = sink.of(facts.LOOKUP)
+    assert first.keys[0][0] == before
+    assert length == second.keys[0][1] == 8
+    assert set(second.keys[0][0]).isdisjoint(before)
+
+
 @pytest.mark.skipif(not compat.locks_manager(), reason="this vLLM has none")
 def test_facts_about_the_manager_are_noted_under_its_lock(monkeypatch):
     lock = WatchingLock()

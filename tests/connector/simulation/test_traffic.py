@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
-from kvlens.connector.compat import vllm_version
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import traffic
 from kvlens.connector.simulation.medium import SimulationError
 from kvlens.connector.simulation.prompts import Prompts
 from kvlens.connector.simulation.reading import ScenarioError, parse, read_engine
 from kvlens.connector.simulation.traffic import Pace, drive
+from kvlens.connector.support import vllm_version
 from kvlens.dashboard.cli import main
 from kvlens.telemetry.oracle import is_servable
 from kvlens.telemetry.records import EngineInfo, RequestRecord

@@ -265,6 +265,7 @@ def test_openapi_lists_every_endpoint_and_the_allowed_values(client: httpx.Clien
         "/healthz",
         "/readyz",
         "/api/v1/audit",
+        "/api/v1/sizing",
         "/api/v1/targets",
         *(f"/api/v1/incidents/{{ident}}/{act}" for act in ("acknowledge", "silence", "annotate")),
     } == set(spec["paths"])

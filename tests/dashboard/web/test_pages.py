@@ -87,6 +87,18 @@ def test_engine_page_names_the_fingerprint(filled: httpx.Client) -> None:
     assert "p95" in healthy
 
 
+def test_engine_page_says_whether_block_hashes_look_ahead(client: httpx.Client) -> None:
+    newer = engine("node-n:0", "inc-n1", affected=False)
+    for group in newer.layout.groups:
+        group.hash_lookahead = 1
+    for info in (engine(), newer):
+        send(client, info, [served_record(0, info)])
+    assert re.search(
+        r"Lookahead hashes</dt><dd>on, 1 token after each block<", page(client, "/engines/inc-n1")
+    )
+    assert re.search(r"Lookahead hashes</dt><dd>off<", page(client, "/engines/inc-a1"))
+
+
 def test_engine_page_has_a_line_per_group_and_tells_the_size_of_the_tier(
     filled: httpx.Client,
 ) -> None:
