@@ -124,3 +124,14 @@ def test_every_subcommand_is_in_the_readme() -> None:
     assert [
         name for name in subcommands() if not re.search(rf"(kvlens|make) {name}\b", readme)
     ] == []
+
+
+def test_the_architecture_names_rooms_and_files_that_are_there() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`((?:connector|telemetry|dashboard)/[\w/.]*)`", text))
+    assert len(named) > 30
+    assert [path for path in sorted(named) if not (ROOT / path).exists()] == []
+    rooms = [path for path in (ROOT / "dashboard").iterdir() if (path / "__init__.py").exists()]
+    told = {path.split("/")[1] for path in named if path.startswith("dashboard/")}
+    short = set(re.findall(r"`(\w+)/`", text))
+    assert {room.name for room in rooms} - told - short <= {"shipped"}
