@@ -9,6 +9,7 @@ from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from kvlens.dashboard.api.deps import ServicesDep
+from kvlens.dashboard.api.params import Time
 from kvlens.dashboard.api.shapes import JSON, errors
 from kvlens.dashboard.sizing import page, report
 from kvlens.dashboard.sizing.stored import sized
@@ -20,7 +21,6 @@ from kvlens.telemetry.sizing.stack import Order
 router = APIRouter()
 Name = Annotated[str, Query(max_length=512)]
 Tokens = Annotated[int, Query(ge=0, le=10**12)]
-Seconds = Annotated[float | None, Query(ge=0, le=1e12)]
 
 
 @router.get(
@@ -32,8 +32,8 @@ Seconds = Annotated[float | None, Query(ge=0, le=1e12)]
 def sizing(
     services: ServicesDep,
     engine: Name,
-    since: Seconds = None,
-    until: Seconds = None,
+    since: Annotated[Time | None, Query()] = None,
+    until: Annotated[Time | None, Query()] = None,
     gpu_tokens: Tokens = 0,
     order: Order = Order.FIRST_TO_LAST,
 ) -> JSON:

@@ -51,3 +51,9 @@ def test_a_killed_engine_leaves_every_record(
     assert replayed["incidents"] == []
     assert replayed["not_replayed"] == 0
     assert replayed["would_serve"]["corrected"] == replayed["would_serve"]["exact"] == served
+
+    (file,) = folder.iterdir()
+    assert main(["size", str(file), "--json", str(tmp_path / "size.json")]) == 0
+    sized = json.loads((tmp_path / "size.json").read_text())
+    assert sized["requests"] >= REQUESTS - 1  # the warm-up may be shorter than a block
+    assert sized["ceiling"] > 0.4  # each document was asked for twice

@@ -12,12 +12,12 @@ import pytest
 from harness import NEWEST, Server, serve
 
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 REQUESTS = PLAN.documents + 1
 VARIANTS = {
     "states": ([("rename", "_req_status"), ("rename", "group_states")], "interface"),

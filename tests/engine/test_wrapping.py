@@ -12,7 +12,7 @@ import pytest
 from harness import NEWEST, TINY_OPTIONS, Server, serve
 
 from kvlens.dashboard.demo import model
-from kvlens.dashboard.demo.traffic import Plan
+from kvlens.dashboard.demo.traffic import Traffic
 from kvlens.dashboard.detect.offline import detect
 from kvlens.dashboard.detect.panel import all_detectors
 from kvlens.dashboard.flight.recordings import load
@@ -20,7 +20,7 @@ from kvlens.telemetry import semconv
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-PLAN = Plan(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
+PLAN = Traffic(documents=4, rounds=1, prompt_tokens=1100, output_tokens=8, vocab=model.TINY.vocab)
 REQUESTS = PLAN.documents + 1
 HERE = str(Path(__file__).parent)
 WITHOUT_HMA: dict[str, Any] = {"speculative": False, "gpu_blocks": 20}
