@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import config, scheduler
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     GroupOffloadConfig,
@@ -28,11 +27,6 @@ SEARCH = (
 JUNCTION = "_maybe_register_shared_prefix_junction"
 TELLS_ATTENTION = hasattr(OffloadingConnectorScheduler, JUNCTION)
 """Whether that search also says how far full attention alone would reach (0.34)."""
-
-
-def hashes_look_ahead() -> bool:
-    """Whether a block's hash can cover tokens after the block (0.34)."""
-    return "num_hash_lookahead_tokens" in VllmConfig.__dataclass_fields__
 
 
 def reaches_load_window() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.v1.core import kv_cache_utils
 
 _VOLATILE_TIERS = frozenset({"example", "p2p"})
@@ -58,3 +59,8 @@ def hash_seed_fixed(vllm_config: Any) -> bool:
 def hash_lookahead(vllm_config: Any) -> int:
     """Tokens after a block that its hash covers as well (0.34, with EAGLE or MTP), else 0."""
     return int(getattr(vllm_config, "num_hash_lookahead_tokens", 0))
+
+
+def hashes_look_ahead() -> bool:
+    """Whether a block's hash can cover tokens after the block (0.34)."""
+    return "num_hash_lookahead_tokens" in VllmConfig.__dataclass_fields__

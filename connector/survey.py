@@ -19,7 +19,7 @@ from kvlens.telemetry.semconv import Depth
 
 def traits() -> dict[str, bool]:
     """What a release's own search and its surroundings do; explained in the document."""
-    from kvlens.connector import compat
+    from kvlens.connector import compat, engine_facts
     from kvlens.connector.corrections import pop_widening
 
     asked: dict[str, Callable[[], bool]] = {
@@ -31,7 +31,7 @@ def traits() -> dict[str, bool]:
         "max_load_tokens": compat.caps_loads,
         "synchronous loads": compat.loads_synchronously,
         "manager lock": compat.locks_manager,
-        "lookahead hashes": compat.hashes_look_ahead,
+        "lookahead hashes": engine_facts.hashes_look_ahead,
     }
     return {name: has() for name, has in asked.items()}
 

@@ -117,6 +117,9 @@ class InterfaceObserver(Observer):
         self._synchronous = set()
         invalid = connector_output.invalid_block_ids
         failed = self._with_blocks(invalid) if invalid and self._loading else set()
+        # 0.34 names the requests themselves where the connector can.
+        told = getattr(connector_output, "failed_recving", None) or ()
+        failed |= {name for name in told if name in self._loading}
         for request_id in failed:
             self.sink.append((facts.LOAD_FAILED, monotonic_ns(), request_id))
         if arrived := [name for name in received - failed if name in self._loading]:

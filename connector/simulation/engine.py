@@ -43,7 +43,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvlens.connector import compat, engine_facts
+from kvlens.connector import engine_facts
 from kvlens.connector.config import SECTION
 from kvlens.connector.simulation.medium import (
     CAPACITY,
@@ -224,7 +224,7 @@ def _vllm_config(scenario: Scenario, settings: dict[str, Any]) -> Any:
 def _look_ahead(vllm_config: Any, scenario: Scenario) -> None:
     """Let vLLM decide again whether block hashes look ahead: the method is known only now."""
     speculative, wanted = vllm_config.speculative_config, scenario.lookahead_hashes
-    if speculative is not None and compat.hashes_look_ahead():
+    if speculative is not None and engine_facts.hashes_look_ahead():
         speculative.disable_lookahead_block_hashes = wanted is False
         vllm_config.num_hash_lookahead_tokens = vllm_config._resolve_num_hash_lookahead_tokens()
     if wanted is True and not engine_facts.hash_lookahead(vllm_config):

@@ -21,7 +21,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvlens.connector import compat, support
+from kvlens.connector import compat, engine_facts, support
 from kvlens.telemetry.records import GroupLayout, Layout
 
 STATES = ["align"] if Version(support.vllm_version()) >= Version("0.32") else ["align", "all"]
@@ -181,7 +181,7 @@ def make_case(random: Random) -> Case:
     unsettled = random.random() < 0.25
     drafts = any(group.drafter for group in groups)
     lookahead = 0
-    if compat.hashes_look_ahead() and random.random() < (0.5 if drafts else 0.1):
+    if engine_facts.hashes_look_ahead() and random.random() < (0.5 if drafts else 0.1):
         lookahead = random.choice([1, 1, 1, 2, 5])
     keyed = max(0, tokens - lookahead)
     stored = _make_stored(random, groups, blocks_per_chunk, keyed, unsettled)

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import Re
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.request import RequestStatus
 
-from kvlens.connector import compat, corrections, support
+from kvlens.connector import corrections, engine_facts, support
 from kvlens.connector.config import ConfigError, load
 from kvlens.connector.corrections import switch as switching
 
@@ -203,7 +203,9 @@ def test_reachable_window_at_a_junction(groups, boundary):
         assert kept({}, 176) - stock - own == needed - stock
 
 
-@pytest.mark.skipif(not compat.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead")
+@pytest.mark.skipif(
+    not engine_facts.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead"
+)
 def test_reachable_window_where_nothing_is_popped():
     """vLLM's own window, up to 288, is right beside a drafter group; beside states it is not."""
     layout = [Group("full_attention", 16, drafter=True), Group("sliding_window", 16, window=64)]

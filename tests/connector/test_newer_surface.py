@@ -13,7 +13,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import RequestStatus
 
-from kvlens.connector import compat, prom
+from kvlens.connector import compat, engine_facts, prom
 from kvlens.connector.observer import Observer
 from kvlens.connector.worker import MeasuredWorkerMetadata
 from kvlens.telemetry import facts
@@ -72,7 +72,9 @@ def test_any_other_load_is_not_synchronous():
     assert [fact.synchronous for fact in sink.of(facts.ADMITTED)] == [False]
 
 
-@pytest.mark.skipif(not compat.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead")
+@pytest.mark.skipif(
+    not engine_facts.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead"
+)
 def test_keys_that_vllm_computes_anew_stay_in_earlier_facts():
     scheduler, sink = build([Group("full_attention", 16)], lookahead=1), Facts()
     scheduler.observe(Observer(sink))

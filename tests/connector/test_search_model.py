@@ -22,7 +22,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 from vllm.v1 import kv_cache_interface as specs
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvlens.connector import compat
+from kvlens.connector import compat, engine_facts
 from kvlens.connector.corrections import fakes, pop_widening
 from kvlens.telemetry.oracle import is_recurrent
 from kvlens.telemetry.records import GroupLayout, Layout
@@ -157,7 +157,7 @@ def cases(odd: Sequence[str] = (), count: int = 2500) -> Iterator[Case]:
         layout.cap_spares_token = compat.cap_spares_token()
         for group in layout.groups:
             group.drafter = group.drafter_used
-        if compat.hashes_look_ahead() and rng.random() < 0.4:
+        if engine_facts.hashes_look_ahead() and rng.random() < 0.4:
             ahead = rng.choice([1, 1, 3])
             for group in layout.groups:
                 group.hash_lookahead, group.drafter_used = ahead, False

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from vllm.config.cache import MambaCacheMode
 
-from kvlens.connector import compat
+from kvlens.connector import compat, engine_facts
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import report
 from kvlens.connector.simulation.driver import Result, simulate
@@ -38,7 +38,9 @@ def served(result: Result) -> list[int]:
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, WINDOW), (FULL, MAMBA), (FULL, CHUNKED)])
 def test_a_prompt_comes_back_from_the_tier(groups, speculative, scheduling):
     # EAGLE's pop and chunked local attention do not go together; from 0.34 on nothing is popped.
-    pops = "false" in speculative or (speculative != "none" and not compat.hashes_look_ahead())
+    pops = "false" in speculative or (
+        speculative != "none" and not engine_facts.hashes_look_ahead()
+    )
     if CHUNKED in groups and (pops or not compat.offloads_chunked_local()):
         with pytest.raises(SimulationError, match=r"vLLM(.s scheduler failed| refuses)"):
             run(AGAIN, groups, f"speculative: {speculative}")
@@ -55,7 +57,9 @@ def test_a_prompt_comes_back_from_the_tier(groups, speculative, scheduling):
     assert [load.completed_at is not None for load in again.loads] == [True]
 
 
-@pytest.mark.skipif(not compat.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead")
+@pytest.mark.skipif(
+    not engine_facts.hashes_look_ahead(), reason="this vLLM's hashes do not look ahead"
+)
 def test_hashes_look_ahead_with_drafts_unless_switched_off():
     groups = (FULL.replace("}", ", drafter: true}"), MAMBA.replace("64", "16"))
     by_default, on, off = (
