@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
+from kvlens.connector import engine_facts
 from kvlens.connector.config import LookupMode
 from kvlens.connector.simulation import traffic
 from kvlens.connector.simulation.medium import SimulationError
@@ -48,6 +49,10 @@ class Kept:
 
     def served(self) -> int:
         return sum(record.served_tokens for record in self.records)
+
+    def reused(self) -> int:
+        """Since 0.34 the GPU cache gives up no block beside a drafter, and answers by itself."""
+        return self.served() + sum(record.local_tokens for record in self.records)
 
 
 def driven(mode: str, requests: int, more: str = "", pace: Pace | None = None) -> Kept:
@@ -117,12 +122,12 @@ def test_corrected_and_exact_serve_the_best_boundary(
     assert len(kept.records) == 120
     assert len(tried) >= 120
     assert [answer for answer, _ in tried] == [best for _, best in tried]
-    assert kept.served() > 30_000
+    assert kept.reused() > 30_000
 
 
 def test_stock_loses_on_affected_releases_only() -> None:
     stock, corrected = driven("stock", 80), driven("corrected", 80)
-    assert corrected.served() > 0
+    assert corrected.reused() > 0
     if AFFECTED:
         assert stock.served() < 0.1 * corrected.served()
         causes = Counter(record.cause for record in stock.records if record.lost_tokens)
@@ -182,7 +187,8 @@ def test_the_command_puts_lookups_side_by_side(
     arms = json.loads(out.read_text())["arms"]
     assert [arm["lookup"] for arm in arms] == ["stock", "corrected", "exact"]
     assert {arm["requests"] for arm in arms} == {60}
-    assert arms[1]["served_tokens"] == arms[2]["served_tokens"] > 0
+    assert arms[1]["served_tokens"] == arms[2]["served_tokens"]
+    assert (arms[1]["served_tokens"] > 0) != engine_facts.hashes_look_ahead()
     assert sum(arms[0]["verdicts"].values()) == 60
     incidents = [one["kind"] for one in arms[0]["incidents"]]
     assert incidents == (["zero_hit"] if AFFECTED else [])
