@@ -146,6 +146,11 @@ SYMBOLS: tuple[Symbol, ...] = (
         ("group_config", "start_chunk_idx", "end_chunk_idx", "reachable_boundaries"),
         since="0.30.0",
     ),
+    Symbol(
+        _SCHEDULER, "_maybe_register_shared_prefix_junction", Part.REACHABLE_WINDOW,
+        ("req_status", "boundary", "num_hit_tokens"), since="0.34.0",
+    ),
+    *_fields(_SCHEDULER, Part.LOOKUP, "use_lookahead_block_hashes", since="0.34.0"),
     *_fields(f"{_OFFLOADING}.common:OffloadingWorkerMetadata", Part.TRANSFERS,
              "completed_jobs transfer_stats"),
     Symbol(f"{_OFFLOADING}.metrics", "OffloadingConnectorStats", Part.METRICS),
