@@ -37,7 +37,8 @@ def test_pages_say_how_deep_they_see(client: httpx.Client) -> None:
         )
     send(client, info, records)
     page = client.get(f"/engines/{info.incarnation_id}").text
-    for text in ("not seen at interface depth", "untested", GONE, "connector SimpleCPUOffloadConnector"):
+    watched = "connector SimpleCPUOffloadConnector"
+    for text in ("not seen at interface depth", "untested", GONE, watched):
         assert text in page
     shown = client.get(f"/requests/{records[0].internal_request_id}")
     assert shown.status_code == 200
