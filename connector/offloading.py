@@ -13,6 +13,7 @@ here; everything that needs others is imported when it is known to be there.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -198,7 +199,7 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Any:
         """Stats for vLLM's log, which leaves ours out."""
-        if Part.METRICS in supports.find().lost:
+        if not _exports_metrics():
             return super().build_kv_connector_stats(data)
         from kvlens.connector import prom
 
@@ -207,11 +208,17 @@ class KVLensOffloadingConnector(stock.OffloadingConnector):
     @classmethod
     def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> Any:
         """Metrics on vLLM's own ``/metrics``, ours with all children at 0."""
-        if Part.METRICS in supports.find().lost:
+        if not _exports_metrics():
             return super().build_prom_metrics(*args, **kwargs)
         from kvlens.connector import prom
 
         return prom.KVLensPromMetrics(*args, **kwargs)
+
+
+@functools.cache
+def _exports_metrics() -> bool:
+    """Whether ours can be among vLLM's metrics; asked once, not with each step's stats."""
+    return Part.METRICS not in supports.find().lost
 
 
 class _Building:
