@@ -15,8 +15,8 @@ from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 
 from kvlens.telemetry import semconv
+from kvlens.telemetry.emit.otel import SpanSink
 from kvlens.telemetry.records import EngineInfo, RequestRecord
-from kvlens.telemetry.sinks.otel import SpanSink
 
 _BATCH = 512
 """Spans of one export, as the connector sends them."""

@@ -20,9 +20,9 @@ from statistics import quantiles
 from typing import Any
 
 from kvlens.telemetry import facts
+from kvlens.telemetry.emit.prometheus import StatsSink
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import EngineInfo, GroupLayout, Layout
-from kvlens.telemetry.sinks.prometheus import StatsSink
 
 CHUNK, CHUNKS = 16, 256
 TOKENS = CHUNK * CHUNKS + 1

@@ -30,11 +30,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 
 from kvlens.connector import layout, managers, watch
 from kvlens.connector.observer import Observer
+from kvlens.telemetry.emit.export_queue import ExportQueue
+from kvlens.telemetry.emit.otel import SpanSink
+from kvlens.telemetry.emit.prometheus import StatsSink
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import EngineInfo
-from kvlens.telemetry.sinks.export_queue import ExportQueue
-from kvlens.telemetry.sinks.otel import SpanSink
-from kvlens.telemetry.sinks.prometheus import StatsSink
 
 CHUNK = 16
 RUNNING = 16

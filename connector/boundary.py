@@ -23,7 +23,6 @@ from typing import Any
 
 from vllm.v1.kv_offload.base import LookupResult
 
-from kvlens.telemetry.oracle import is_full_attention, is_recurrent
 from kvlens.telemetry.records import GroupLayout, Layout
 
 HIT, MISS = LookupResult.HIT, LookupResult.MISS
@@ -113,7 +112,7 @@ class Rules:
         )
         # Coarse chunks first: a few questions there save many elsewhere.
         ordered = sorted(every, key=lambda rule: rule.chunk, reverse=True)
-        full = tuple(rule for rule in ordered if is_full_attention(layout.groups[rule.position]))
+        full = tuple(rule for rule in ordered if layout.groups[rule.position].full_attention)
         return cls(full, tuple(rule for rule in ordered if rule not in full), every)
 
     def limit(self, local: int, tokens: int, cap: int | None) -> int:
@@ -167,7 +166,7 @@ def _rule(position: int, group: GroupLayout, blocks_per_chunk: int, window: int 
         block=group.tokens_per_block,
         pop=group.pop,
         ahead=group.hash_lookahead,
-        state=is_recurrent(group),
+        state=group.recurrent,
         reach=reach,
         span=group.attention_chunk,
         most_blocks=most,

@@ -15,8 +15,8 @@ from urllib.parse import unquote
 import msgspec
 
 from kvlens.telemetry.environment import PREFIX
+from kvlens.telemetry.flight.recorder import Mode
 from kvlens.telemetry.semconv import Depth
-from kvlens.telemetry.sinks.flight_recorder import Mode
 
 SECTION = "kvlens"
 

@@ -14,8 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 )
 
 from kvlens.connector import own_metrics
+from kvlens.telemetry.emit.prometheus import Payload
 from kvlens.telemetry.semconv import METRICS_BY_NAME
-from kvlens.telemetry.sinks.prometheus import Payload
 
 _TYPES, _DATA = "types", "data"
 

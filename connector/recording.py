@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvlens.connector import config
+from kvlens.telemetry.emit import otlp
+from kvlens.telemetry.emit.otel import SpanSink
+from kvlens.telemetry.emit.otel_metrics import Both, OtelMetrics
+from kvlens.telemetry.emit.prometheus import StatsSink
+from kvlens.telemetry.flight.recorder import FlightRecorder
 from kvlens.telemetry.recorder import Recorder
 from kvlens.telemetry.records import EngineInfo
-from kvlens.telemetry.sinks import otlp
-from kvlens.telemetry.sinks.flight_recorder import FlightRecorder
-from kvlens.telemetry.sinks.otel import SpanSink
-from kvlens.telemetry.sinks.otel_metrics import Both, OtelMetrics
-from kvlens.telemetry.sinks.prometheus import StatsSink
 
 
 class Recording:

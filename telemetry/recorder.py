@@ -15,9 +15,9 @@ from threading import Event, Thread
 from typing import Any
 
 from kvlens.telemetry import facts
-from kvlens.telemetry.assembler import Assembler
+from kvlens.telemetry.assembly.assembler import Assembler
+from kvlens.telemetry.assembly.interface import InterfaceAssembler
 from kvlens.telemetry.guard import Guard
-from kvlens.telemetry.interface import InterfaceAssembler
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Depth
 from kvlens.telemetry.sinks import MetricSink, RecordSink

@@ -51,6 +51,16 @@ class GroupLayout(Struct):
     are there, and fits what follows, so that no drafter's chunk is volatile."""
 
     @property
+    def recurrent(self) -> bool:
+        """Whether the group holds states (one per chunk) instead of keys and values."""
+        return self.group_kind == semconv.GroupKind.MAMBA
+
+    @property
+    def full_attention(self) -> bool:
+        """Whether every earlier token is needed: so too for kinds that kvlens does not know."""
+        return self.window is None and self.attention_chunk is None and not self.recurrent
+
+    @property
     def pop(self) -> int:
         """Chunks beyond a boundary that must be there as well: 1 for a drafter group."""
         return int(self.drafter and not self.hash_lookahead)

@@ -131,7 +131,7 @@ class Tier(Word):
 
 
 class Identity(Word):
-    """What has to add up; see ``telemetry/identities.py``."""
+    """What has to add up; see ``telemetry/state/identities.py``."""
 
     REQUEST_TOKENS = "request_tokens"
     HITS_WITHIN_QUERIES = "hits_within_queries"

@@ -21,8 +21,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
 from kvlens.connector.corrections import fakes
 from kvlens.connector.corrections.switch import Switch
 from kvlens.telemetry.records import GroupLayout, Layout
-from kvlens.telemetry.search import search
 from kvlens.telemetry.semconv import GroupKind
+from kvlens.telemetry.verdict.search import search
 
 NAME = "pop_widening"
 SUMMARY = "full-attention drafter groups are popped without asking for one chunk more"

@@ -29,9 +29,9 @@ from kvlens.connector import engine_facts
 from kvlens.connector.corrections import fakes
 from kvlens.connector.corrections.switch import Switch
 from kvlens.connector.layout import describe_group
-from kvlens.telemetry.oracle import is_full_attention, required_chunks, whole_boundary
 from kvlens.telemetry.records import GroupLayout, Layout
 from kvlens.telemetry.semconv import GroupKind
+from kvlens.telemetry.verdict.oracle import required_chunks, whole_boundary
 
 NAME = "reachable_window"
 SUMMARY = "of windowed groups only a window is stored at which no load can end"
@@ -87,7 +87,7 @@ def _met(groups: list[GroupLayout], junction: int) -> int:
 
     A junction is as far as full attention has been found, so that only the others may lower it.
     """
-    others = [group for group in groups if not is_full_attention(group)]
+    others = [group for group in groups if not group.full_attention]
     layout = Layout(groups=others, tokens_per_hash=1)
     return min(junction, whole_boundary(layout, junction + max(1, layout.hash_lookahead)))
 

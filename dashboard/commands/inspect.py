@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the records that match."""
     from kvlens.dashboard.flight import inspect
     from kvlens.dashboard.flight.terminal import safe
-    from kvlens.telemetry.flight_reader import FlightFileError
+    from kvlens.telemetry.flight.reader import FlightFileError
 
     wanted = inspect.RecordFilter(
         request=options.request,

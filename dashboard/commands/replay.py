@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from kvlens.dashboard.flight.recordings import load
     from kvlens.dashboard.flight.report import ReplayReport, as_json, show
     from kvlens.dashboard.flight.terminal import safe
-    from kvlens.telemetry.flight_reader import FlightFileError
+    from kvlens.telemetry.flight.reader import FlightFileError
 
     report = ReplayReport(options.lookup, rows=[] if options.json else None)
     try:

@@ -9,9 +9,9 @@ from kvlens.dashboard.model.scrape import Reading
 from kvlens.dashboard.model.thresholds import Thresholds
 from kvlens.dashboard.scrape.findings import Finding, percent
 from kvlens.dashboard.scrape.window import Window
-from kvlens.telemetry.oracle import servable_boundary
 from kvlens.telemetry.records import GroupLayout, Layout
 from kvlens.telemetry.semconv import Cause, Confidence, GroupKind, IncidentKind, Severity, Verdict
+from kvlens.telemetry.verdict.oracle import servable_boundary
 
 _PROBES: Final = 100
 """Questions to a persistent tier after which no answer is remarkable."""

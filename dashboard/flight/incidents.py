@@ -10,7 +10,7 @@ from kvlens.dashboard.detect.base import Detector
 from kvlens.dashboard.detect.panel import Observed, Panel
 from kvlens.dashboard.flight.recordings import Recording
 from kvlens.dashboard.model.incident import Incident
-from kvlens.telemetry.flight_reader import Entry
+from kvlens.telemetry.flight.reader import Entry
 from kvlens.telemetry.records import EngineInfo
 
 

@@ -18,7 +18,7 @@ from kvlens.dashboard.flight.terminal import CUT, Terminal, row, safe
 from kvlens.dashboard.view import words
 from kvlens.dashboard.view.format import clock, plural, utc
 from kvlens.telemetry import records
-from kvlens.telemetry.flight_reader import Entry
+from kvlens.telemetry.flight.reader import Entry
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 
 _WIDTHS: Final = (8, 0, 9, 20, -7, -7, -7)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvlens.dashboard.ingest.checks import check_engine, check_record
-from kvlens.telemetry.flight_format import SUFFIX
-from kvlens.telemetry.flight_reader import Entry, FlightFile, FlightFileError
+from kvlens.telemetry.flight.format import SUFFIX
+from kvlens.telemetry.flight.reader import Entry, FlightFile, FlightFileError
 from kvlens.telemetry.records import EngineInfo, RecordError
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvlens.dashboard.view.strip import decisive_lookup
-from kvlens.telemetry.oracle import Holds, is_servable, servable_boundary
 from kvlens.telemetry.records import EngineInfo, Lookup, RequestRecord
-from kvlens.telemetry.search import search
 from kvlens.telemetry.semconv import Exit, Verdict
+from kvlens.telemetry.verdict.oracle import Holds, is_servable, servable_boundary
+from kvlens.telemetry.verdict.search import search
 
 STOCK: Final = "stock"
 CORRECTED: Final = "corrected"

@@ -17,7 +17,7 @@ from kvlens.dashboard.flight.terminal import Terminal, row, safe
 from kvlens.dashboard.model.incident import Incident
 from kvlens.dashboard.view import words
 from kvlens.dashboard.view.format import plural, utc
-from kvlens.telemetry.flight_reader import Entry
+from kvlens.telemetry.flight.reader import Entry
 from kvlens.telemetry.records import EngineInfo
 from kvlens.telemetry.semconv import Severity, Verdict
 

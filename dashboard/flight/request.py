@@ -11,7 +11,7 @@ from kvlens.dashboard.flight.terminal import Terminal, safe
 from kvlens.dashboard.view import words
 from kvlens.dashboard.view.format import clock, duration, plural, size, utc
 from kvlens.dashboard.view.strip import build_strip, decisive_lookup
-from kvlens.telemetry.flight_reader import Entry
+from kvlens.telemetry.flight.reader import Entry
 from kvlens.telemetry.records import EngineInfo, GroupChunks, Lookup, RequestRecord
 
 _INDENT = 10

@@ -9,8 +9,8 @@ from kvlens.dashboard.scrape import signs
 from kvlens.dashboard.scrape.findings import Finding, Outcome, fine, found, unknown
 from kvlens.dashboard.scrape.window import Window
 from kvlens.dashboard.view.format import size
-from kvlens.telemetry.advice import next_step
 from kvlens.telemetry.semconv import Cause, Confidence, IncidentKind, Severity, Verdict
+from kvlens.telemetry.verdict.advice import next_step
 
 KIND: Final = IncidentKind.ZERO_HIT
 _LOAD_CONNECTOR: Final = (

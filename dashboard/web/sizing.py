@@ -2,7 +2,7 @@
 
 A tier that evicts the least recently used chunk serves a reuse if fewer distinct chunks than
 it holds were used since (Mattson et al., 1970). Records carry that distance for sampled
-chunks (``telemetry/reuse.py``); the store keeps a histogram of it in powers of two.
+chunks (``telemetry/state/reuse.py``); the store keeps a histogram of it in powers of two.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from kvlens.telemetry import flight_format
+from kvlens.telemetry.flight import format as flight_format
 from kvlens.telemetry.sizing import packed
 from kvlens.telemetry.sizing.formats import FieldError, LineFormat, mooncake, qwen
 from kvlens.telemetry.sizing.recorded import Records, flight

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvlens.telemetry import records
-from kvlens.telemetry.flight_reader import FlightFile, FlightFileError
+from kvlens.telemetry.flight.reader import FlightFile, FlightFileError
 from kvlens.telemetry.records import RecordError, RequestRecord
 from kvlens.telemetry.sizing.formats import FieldError
 from kvlens.telemetry.sizing.trace import TraceError, TraceRequest

@@ -29,7 +29,7 @@ from kvlens.connector.boundary import UnconfirmedError
 from kvlens.connector.config import load
 from kvlens.connector.corrections import plan
 from kvlens.connector.scheduler import scheduler_class
-from kvlens.telemetry.oracle import is_recurrent, is_servable, limit, required_chunks
+from kvlens.telemetry.verdict.oracle import is_servable, limit, required_chunks
 
 
 def overloads(case: Case, boundary: int) -> bool:
@@ -86,7 +86,7 @@ def _below_tail(case: Case, boundary: int) -> list[tuple[int, int]]:
     return [
         (group.kv_group, chunk)
         for group in case.layout.groups
-        if not is_recurrent(group)
+        if not group.recurrent
         for chunk in range(case.local // block, boundary // block)
     ]
 
@@ -119,7 +119,7 @@ def is_unsafe(case: Case, boundary: int) -> bool:
     if _is_tail(case, boundary, frozenset({HIT})):
         return False
     return boundary > limit(shape, 0, case.tokens) or any(
-        is_recurrent(group) and boundary % group.tokens_per_chunk for group in shape.groups
+        group.recurrent and boundary % group.tokens_per_chunk for group in shape.groups
     )
 
 

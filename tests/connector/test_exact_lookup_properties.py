@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from lookup_cases import HIT, PENDING, RETRY, make_case
 
-from kvlens.telemetry.oracle import servable_boundary
+from kvlens.telemetry.verdict.oracle import servable_boundary
 
 EXAMPLES = settings(
     max_examples=600,

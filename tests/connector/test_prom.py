@@ -17,8 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 
 from kvlens.connector import own_metrics, prom
 from kvlens.telemetry import semconv
+from kvlens.telemetry.emit.prometheus import StatsSink
 from kvlens.telemetry.records import EngineInfo, GroupLayout, Layout
-from kvlens.telemetry.sinks.prometheus import StatsSink
 
 LABELS = {"model_name": "tiny", "engine": "0"}
 

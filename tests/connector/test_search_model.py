@@ -24,10 +24,9 @@ from vllm.v1.kv_offload.base import LookupResult
 
 from kvlens.connector import compat, engine_facts
 from kvlens.connector.corrections import fakes, pop_widening
-from kvlens.telemetry.oracle import is_recurrent
 from kvlens.telemetry.records import GroupLayout, Layout
-from kvlens.telemetry.search import replay_queries, search
 from kvlens.telemetry.semconv import Exit
+from kvlens.telemetry.verdict.search import replay_queries, search
 
 WIDENS = not pop_widening.present()
 LOAD_WINDOW = compat.reaches_load_window()
@@ -40,7 +39,7 @@ KINDS = [k for k in ALL_KINDS if k != "chunked_local" or compat.offloads_chunked
 
 def bare_spec(group: GroupLayout) -> Any:
     """A specification with the fields that the search reads, and no others."""
-    if is_recurrent(group):
+    if group.recurrent:
         cls, fields = specs.MambaSpec, {"mamba_cache_mode": "align"}
     elif group.window is not None:
         cls = specs.SlidingWindowSpec
@@ -83,7 +82,7 @@ class Spy(OffloadingConnectorScheduler):
         self._sliding_window_groups = tuple(windowed)
         self._lookup_groups = self._full_attention_groups + self._sliding_window_groups
         self._mamba_align_size = next(
-            (g.tokens_per_chunk for g in layout.groups if is_recurrent(g)), None
+            (g.tokens_per_chunk for g in layout.groups if g.recurrent), None
         )
         self._chunks_being_loaded = None
         self._events_tracker = SimpleNamespace(record_lookup=lambda *_: None)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from kvlens.telemetry.flight.files import FlightFiles
+from kvlens.telemetry.flight.recorder import FlightRecorder, Mode
 from kvlens.telemetry.records import EngineInfo, RequestRecord
-from kvlens.telemetry.sinks.flight_files import FlightFiles
-from kvlens.telemetry.sinks.flight_recorder import FlightRecorder, Mode
 
 
 def fly(

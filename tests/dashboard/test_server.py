@@ -29,8 +29,8 @@ from kvlens.dashboard.settings import Settings
 from kvlens.dashboard.store.base import StoreError
 from kvlens.dashboard.store.sqlite import SqliteStore
 from kvlens.telemetry import semconv
+from kvlens.telemetry.emit.otel import SpanSink
 from kvlens.telemetry.records import encode
-from kvlens.telemetry.sinks.otel import SpanSink
 
 INFO = factory.engine()
 SERVE = """

@@ -24,10 +24,10 @@ from recording import Engine, engine
 from kvlens.dashboard.demo.engine import free_port, responds
 from kvlens.dashboard.demo.process import Supervisor
 from kvlens.telemetry import records, semconv
-from kvlens.telemetry.assembler import Assembler
-from kvlens.telemetry.sinks import otlp
-from kvlens.telemetry.sinks.otel import SpanSink
-from kvlens.telemetry.sinks.otel_metrics import OtelMetrics
+from kvlens.telemetry.assembly.assembler import Assembler
+from kvlens.telemetry.emit import otlp
+from kvlens.telemetry.emit.otel import SpanSink
+from kvlens.telemetry.emit.otel_metrics import OtelMetrics
 
 OTELCOL = os.environ.get("KVLENS_OTELCOL")
 CONFIG = """

@@ -7,10 +7,10 @@ from typing import Any
 
 from recording import engine
 
-from kvlens.telemetry.flight_reader import Entry, FlightFile
+from kvlens.telemetry.flight.files import FlightFiles
+from kvlens.telemetry.flight.reader import Entry, FlightFile
+from kvlens.telemetry.flight.recorder import FlightRecorder, Mode
 from kvlens.telemetry.records import RequestRecord
-from kvlens.telemetry.sinks.flight_files import FlightFiles
-from kvlens.telemetry.sinks.flight_recorder import FlightRecorder, Mode
 
 MIB = 1024 * 1024
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvlens.telemetry import facts, semconv
-from kvlens.telemetry.assembler import Assembler
+from kvlens.telemetry.assembly.assembler import Assembler
 from kvlens.telemetry.records import EngineInfo, GroupLayout, Layout, RequestRecord
 from kvlens.telemetry.semconv import Metric
 

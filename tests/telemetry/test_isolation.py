@@ -19,10 +19,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from recording import MS, SECOND, Kept, Numbers, engine, layout
 from waiting import eventually
 
-from kvlens.telemetry import assembler, emission, facts, guard, semconv
+from kvlens.telemetry import facts, guard, semconv
+from kvlens.telemetry.assembly import assembler, emission
+from kvlens.telemetry.emit import export_queue
+from kvlens.telemetry.emit.otel import SpanSink
+from kvlens.telemetry.flight import recorder as flight_recorder
 from kvlens.telemetry.recorder import Recorder
-from kvlens.telemetry.sinks import export_queue, flight_recorder
-from kvlens.telemetry.sinks.otel import SpanSink
 
 
 @pytest.fixture(autouse=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kvlens.telemetry.oracle import servable_boundary
 from kvlens.telemetry.records import GroupLayout, Layout
-from kvlens.telemetry.residency import State
-from kvlens.telemetry.search import search
-from kvlens.telemetry.verdict import Case, expected_boundary
+from kvlens.telemetry.state.residency import State
+from kvlens.telemetry.verdict.judge import Case, expected_boundary
+from kvlens.telemetry.verdict.oracle import servable_boundary
+from kvlens.telemetry.verdict.search import search
 
 R, C, E, P = State.RESIDENT, State.COMPUTED, State.EVICTED, State.PENDING
 Chunks = dict[int, dict[int, State]]

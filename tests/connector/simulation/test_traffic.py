@@ -20,10 +20,10 @@ from kvlens.connector.simulation.reading import ScenarioError, parse, read_engin
 from kvlens.connector.simulation.traffic import Pace, drive
 from kvlens.connector.support import vllm_version
 from kvlens.dashboard.cli import main
-from kvlens.telemetry.oracle import is_servable
 from kvlens.telemetry.records import EngineInfo, RequestRecord
 from kvlens.telemetry.sizing.reading import Trace
 from kvlens.telemetry.sizing.trace import TraceRequest
+from kvlens.telemetry.verdict.oracle import is_servable
 
 TRACE = Path(__file__).resolve().parents[2] / "traces" / "conversation-2000.jsonl.gz"
 LAYOUT = """

@@ -15,9 +15,9 @@ from flown import fly
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.flight import inspect
 from kvlens.telemetry import records
-from kvlens.telemetry.flight_format import MAGIC
+from kvlens.telemetry.flight.format import MAGIC
+from kvlens.telemetry.flight.recorder import Mode
 from kvlens.telemetry.records import RequestRecord
-from kvlens.telemetry.sinks.flight_recorder import Mode
 
 WEB = {"fastapi", "httpx", "jinja2", "pydantic", "rich", "sse_starlette", "starlette", "uvicorn"}
 

@@ -18,9 +18,9 @@ from waiting import eventually
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.settings import load_settings
 from kvlens.telemetry import semconv
+from kvlens.telemetry.flight.files import FlightFiles
+from kvlens.telemetry.flight.recorder import FlightRecorder
 from kvlens.telemetry.records import EngineInfo, RequestRecord, encode
-from kvlens.telemetry.sinks.flight_files import FlightFiles
-from kvlens.telemetry.sinks.flight_recorder import FlightRecorder
 
 START = factory.START
 KILLED = factory.engine()

@@ -12,7 +12,6 @@ from flown import fly
 from kvlens.dashboard.cli import main
 from kvlens.dashboard.detect.panel import Observed, Panel, all_detectors
 from kvlens.dashboard.flight.replay import CORRECTED, EXACT, MODES, STOCK, replay
-from kvlens.telemetry.oracle import is_servable
 from kvlens.telemetry.records import (
     Correction,
     EngineInfo,
@@ -23,6 +22,7 @@ from kvlens.telemetry.records import (
     Range,
     RequestRecord,
 )
+from kvlens.telemetry.verdict.oracle import is_servable
 
 
 def group(kv_group: int, kind: str, chunk: int, **more: object) -> GroupLayout:

@@ -1,0 +1,1 @@
+"""Where numbers and spans go: Prometheus through vLLM, and OTLP."""

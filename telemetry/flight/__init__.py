@@ -1,0 +1,1 @@
+"""The flight recorder's files: format, writer and reader."""

@@ -1,0 +1,1 @@
+"""Why was this request lost? The servable boundary by definition, a search, and a judgement."""
